@@ -1,0 +1,275 @@
+"""One typed tree of settings: TOML in, `--set key=value` over it, unknown keys refused with the nearest known one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dflash.errors import UserError, nearest
+
+Dtype = Literal["float32", "bfloat16"]
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, no unknown keys, a docstring under each field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class DataConfig(Section):
+    """Where the conversations come from and how they become batches."""
+
+    path: str = "stdlib"
+    """JSONL or Parquet file of conversations or token ids; `stdlib` builds the corpus of Python's standard library."""
+    tokenizer: str = ""
+    """Folder or id of a Hugging Face tokenizer. Empty: the target's own, or the one trained with the `stdlib` corpus."""
+    cache: str = "cache"
+    """Folder for what `dflash prepare` builds."""
+    max_length: Positive = 512
+    """Longest sample, tokens; longer ones are cut."""
+    buckets: tuple[Positive, ...] = (128, 256, 512)
+    """Padded lengths, tokens, ascending; the last one must be max_length."""
+    batch_size: Positive = 4
+    """Samples in a batch (one micro-batch of one drafter)."""
+    prefetch: Positive = 4
+    """Batches built ahead of the target workers."""
+    seed: NonNegative = 0
+    """Order of the samples and place of the anchors."""
+    skip_bad: bool = False
+    """Count and list bad lines instead of refusing the file."""
+    reasoning: Literal["train", "mask"] = "train"
+    """Reasoning text in assistant turns: trained on, or masked out of the loss."""
+    turns: Literal["all", "last"] = "all"
+    """Which assistant turns are supervised."""
+    pack: bool = False
+    """Several short samples in one row, no block across documents."""
+
+
+class TinyTarget(Section):
+    """Shape of the built-in target `tiny-hybrid`: a Qwen3.5 text model (gated delta net + full attention) from a seed."""
+
+    hidden_size: Positive = 128
+    intermediate_size: Positive = 384
+    layers: Positive = 8
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    head_dim: Positive = 32
+    linear_heads: Positive = 4
+    linear_head_dim: Positive = 32
+    full_attention_interval: Positive = 4
+    vocab_size: Positive = 4096
+    seed: NonNegative = 0
+
+
+class TargetConfig(Section):
+    """The frozen model being drafted for."""
+
+    model: str = "tiny-hybrid"
+    """Folder or id of a Hugging Face causal language model, or the built-in `tiny-hybrid`."""
+    devices: tuple[str, ...] = ("cpu",)
+    """One worker thread for each, e.g. `["cuda:0", "cuda:1"]`."""
+    dtype: Dtype = "float32"
+    taps: Positive = 5
+    """Number of tapped layers when layer_ids is empty."""
+    layer_ids: tuple[NonNegative, ...] = ()
+    """Tapped decoder layers; id j is the output of layer j. Empty: evenly from layer 1 to layer L-3."""
+    tiny: TinyTarget = TinyTarget()
+
+
+class DrafterConfig(Section):
+    """The model trained: Qwen3-shaped layers over blocks of mask tokens."""
+
+    devices: tuple[str, ...] = ("cpu",)
+    dtype: Dtype = "float32"
+    """Type of the working weights; masters and moments are float32."""
+    layers: Positive = 5
+    heads: Positive = 32
+    kv_heads: Positive = 8
+    head_dim: Positive = 128
+    hidden_size: NonNegative = 0
+    """Must equal the target's; 0 takes it from there."""
+    intermediate_size: NonNegative = 0
+    """0: the target's."""
+    block_size: Annotated[int, Field(ge=2)] = 16
+    anchors: Positive = 512
+    """Blocks in each sample; constant, so that shapes never change."""
+    mask_token_id: int | None = None
+    """Row of the target's embedding used for mask slots. None: the tokenizer's `<|MASK|>`, or the known id of the family."""
+    rope_theta: float = 1e6
+    rms_norm_eps: float = 1e-6
+    sliding_window: Positive = 2048
+    sliding_layers: NonNegative = 0
+    """How many of the first layers use sliding-window attention."""
+    attention: Literal["auto", "split", "dense", "flex"] = "auto"
+    compile: bool = False
+    init: str = ""
+    """Folder of a released drafter to start from."""
+
+
+class ObjectiveConfig(Section):
+    """What the drafter minimises."""
+
+    kind: Literal["ce", "dpace", "kd"] = "ce"
+    gamma: float = 0.0
+    """Decay of the slot weights exp(-(k-1)/gamma). 0: 7, 5 or 4 by block size 16, 10 or 8."""
+    dpace_alpha: Fraction = 0.5
+    kd_weight: Fraction = 0.5
+    """Share of the distillation term when kind is `kd`."""
+    chunk_slots: Positive = 2048
+    """Slots whose logits exist at one time."""
+
+
+class QueueConfig(Section):
+    """The shared queue of hidden states."""
+
+    capacity: Positive = 24
+    """Batches that may wait."""
+    hs_min_ready: NonNegative = 10
+    """A drafter draws only when so many wait (or no more will come)."""
+    ordered: bool = False
+    """Batches reach the drafters in the order of the plan, so that one seed gives the same losses bit for bit."""
+
+
+class TrainConfig(Section):
+    """Optimizer, schedule, checkpoints."""
+
+    steps: Positive = 1000
+    lr: Annotated[float, Field(ge=0.0)] = 6e-4
+    min_lr_ratio: Fraction = 0.0
+    warmup: Fraction = 0.04
+    """Share of the steps with a rising rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    clip: Annotated[float, Field(gt=0.0)] = 1.0
+    accumulation: Positive = 1
+    """Batches each drafter takes for one optimizer step."""
+    seed: NonNegative = 0
+    """Initial weights of the drafter."""
+    checkpoint_every: NonNegative = 0
+    """Steps between checkpoints; 0: only at the end."""
+    keep_checkpoints: Positive = 2
+    threads_per_worker: NonNegative = 0
+    """CPU threads of each worker; 0: the cores shared out evenly."""
+
+
+class ObserveConfig(Section):
+    """Collectors, monitor and sinks."""
+
+    collectors: tuple[str, ...] = ("profile", "gpu", "pipeline", "workers", "batch", "cuda")
+    tick_s: Annotated[float, Field(gt=0.0)] = 1.0
+    flush_s: Annotated[float, Field(gt=0.0)] = 10.0
+    terminal: Literal["auto", "live", "plain", "off"] = "auto"
+    wandb: Literal["off", "offline", "online"] = "offline"
+    wandb_project: str = "dflash"
+    wandb_timeout_s: Annotated[float, Field(gt=0.0)] = 10.0
+    tensorboard: bool = False
+    ring: Positive = 64
+    """Pending GPU event pairs of a stage and late scalars of a drafter; more are dropped and counted."""
+
+
+class Config(Section):
+    """Everything a run depends on."""
+
+    name: str = "default"
+    data: DataConfig = DataConfig()
+    target: TargetConfig = TargetConfig()
+    drafter: DrafterConfig = DrafterConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    queue: QueueConfig = QueueConfig()
+    train: TrainConfig = TrainConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    def digest(self) -> str:
+        """Sixteen hex digits over every setting; a config's identity in receipts and baselines."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file (None: all defaults) and lay `key.sub=value` settings over it.
+
+    Raises:
+        UserError: missing or broken file, unknown key, value of the wrong type, settings that contradict each other.
+    """
+    tree: dict[str, Any] = {}
+    where = "defaults"
+    if path is not None:
+        where = str(path)
+        try:
+            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{where}: cannot read the config: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{where}: not valid TOML: {error}") from None
+        tree.setdefault("name", Path(path).stem)
+    for text in overrides:
+        _override(tree, text)
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_explain(error)}") from None
+    check(config, where)
+    return config
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, separator, raw = text.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"--set {text}: expected key=value, e.g. --set train.steps=100")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    *parents, leaf = key.strip().split(".")
+    node = tree
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise UserError(f"--set {text}: {parent!r} is a value, not a section")
+        node = child
+    node[leaf] = value
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        section: type[BaseModel] = Config
+        for part in first["loc"][:-1]:
+            annotation = section.model_fields[str(part)].annotation
+            assert isinstance(annotation, type)
+            section = annotation
+        leaf = str(first["loc"][-1])
+        return f"unknown key {key!r}{nearest(leaf, section.model_fields)}"
+    return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def check(config: Config, where: str) -> None:
+    """Refuse settings that contradict each other, before anything is loaded."""
+    data, queue, drafter = config.data, config.queue, config.drafter
+    if list(data.buckets) != sorted(set(data.buckets)):
+        raise UserError(f"{where}: data.buckets = {list(data.buckets)}: must be ascending without repeats")
+    if data.buckets[-1] != data.max_length:
+        raise UserError(f"{where}: data.buckets ends at {data.buckets[-1]}, data.max_length is {data.max_length}: must agree")
+    if queue.hs_min_ready > queue.capacity:
+        raise UserError(f"{where}: queue.hs_min_ready = {queue.hs_min_ready} is over queue.capacity = {queue.capacity}")
+    if drafter.heads % drafter.kv_heads:
+        raise UserError(f"{where}: drafter.heads = {drafter.heads} is no multiple of drafter.kv_heads = {drafter.kv_heads}")
+    if drafter.sliding_layers > drafter.layers:
+        raise UserError(f"{where}: drafter.sliding_layers = {drafter.sliding_layers} is over drafter.layers = {drafter.layers}")
+    if not config.target.devices or not drafter.devices:
+        raise UserError(f"{where}: target.devices and drafter.devices need at least one device each")
+    for device in (*config.target.devices, *drafter.devices):
+        kind, _, index = device.partition(":")
+        if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+            raise UserError(f"{where}: device {device!r}: must be 'cpu', 'cpu:N', 'cuda' or 'cuda:N'")

@@ -1,0 +1,79 @@
+"""What travels through the pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One tokenised conversation.
+
+    Attributes:
+        input_ids: int32 `[length]`.
+        loss_mask: bool `[length]`, true on the assistant's tokens.
+        origin: `file:line`, for messages.
+        document_ids: int32 `[length]` ascending from 0 when several conversations share the row, else None.
+    """
+
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+    origin: str
+    document_ids: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """A place in the plan: which samples, padded to which length. Pure function of the seed.
+
+    Attributes:
+        index: place in the plan, from 0, never repeats.
+        anchor_seed: seeds the anchors; equal seeds and samples give equal batches.
+        sample_ids: rows of the data set.
+        bucket: padded length, tokens.
+    """
+
+    index: int
+    anchor_seed: int
+    sample_ids: tuple[int, ...]
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch in host memory (pinned when it will move to a GPU), with everything the host must know of it.
+
+    The anchors and their weights are made here, on the host, from the host's mask: so no worker ever reads a device
+    value to know how many there are, any drafter gets the same anchors for the same batch, and a resumed run needs
+    no generator's state.
+
+    Attributes:
+        input_ids: int64 `[batch, length]`, right-padded with 0.
+        anchors: int64 `[batch, anchors]`, ascending; 0 where not kept.
+        keep: bool `[batch, anchors]`, false for dummy anchors.
+        labels: int64 `[batch, anchors, block-1]`: the token at `anchor + k` for k = 1..block-1, 0 where weight is 0.
+        weights: float32 `[batch, anchors, block-1]`: exp(-(k-1)/gamma) where supervised, else 0.
+        document_start: int64 `[batch, anchors]` first position of the anchor's document (0 unless packed).
+        weight_sum: sum of `weights`, a host float: the loss's denominator.
+        lengths: real tokens of each row.
+        tokens, loss_tokens: real and supervised tokens of the batch; padded_tokens = batch * length.
+        supervised_slots: count of non-zero weights.
+    """
+
+    spec: BatchSpec
+    input_ids: torch.Tensor
+    anchors: torch.Tensor
+    keep: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+    document_start: torch.Tensor
+    document_ids: torch.Tensor | None
+    weight_sum: float
+    lengths: tuple[int, ...]
+    tokens: int
+    padded_tokens: int
+    loss_tokens: int
+    supervised_slots: int

@@ -1,0 +1,426 @@
+"""What travels through the harness: arms and segments in, intervals and costs out, and the receipt that a run leaves.
+
+Frozen dataclasses without behaviour beyond small conversions; every other file in `bench/` speaks these words. Percentages
+are slowdowns: the share of the throughput that is lost, positive when slower. `slowdown_percent` and `log_ratio` convert
+between a percentage and theta = ln(seconds per token, arm) - ln(seconds per token, off), exactly in both directions.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from dflash.errors import UserError, nearest
+
+SCHEMA: Final = "dflash-bench/receipt/1"
+
+OFF: Final = "off"
+ALL: Final = "all"
+OFF_AGAIN: Final = "off-again"
+ONLY: Final = "only:"
+WITHOUT: Final = "without:"
+
+STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def slowdown_percent(theta: float) -> float:
+    """Share of the throughput lost, percent: 100 (1 - exp(-theta)). 2% lost is theta = 0.0202."""
+    return -100.0 * math.expm1(-theta)
+
+
+def log_ratio(percent: float) -> float:
+    """The theta of a slowdown in percent: -ln(1 - percent/100). Raises ValueError at 100% and over."""
+    return -math.log1p(-percent / 100.0)
+
+
+class Verdict(enum.StrEnum):
+    """What the evidence allows to be said; the first three are answers, the others say that there is none."""
+
+    WITHIN = "within"
+    """U < budget."""
+    OVER = "over"
+    """L > budget, or an exact count rose."""
+    SLOWER = "slower"
+    """L > 0, not resolved against the budget."""
+    UNRESOLVED = "unresolved"
+    INVALID = "invalid"
+    """The A/A arm failed, losses differ, a counter was not armed, or the machine was unfit."""
+    NO_BASELINE = "no-baseline"
+    """Nothing to compare with, or an incomplete set of measurements."""
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of `python -m bench`."""
+
+    WITHIN = 0
+    OVER = 1
+    USAGE = 2
+    UNRESOLVED = 3
+    INVALID = 4
+    INCOMPLETE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One setting of the switches: the collectors that are on."""
+
+    name: str
+    collectors: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Some steps of one arm, timed as one, washout not included.
+
+    Attributes:
+        arm: name of the arm.
+        round: from 0, inside its process.
+        order: place of the segment inside its round, from 0.
+        steps: measured steps.
+        tokens: real context tokens trained on in those steps.
+        seconds: wall time of those steps.
+        step_seconds: wall time of each step, `[steps]`; empty when only the whole was timed.
+        phase: place in the cycle of the first measured step's batch.
+        losses_digest: digest of the cycle's losses, turned so that phase 0 comes first: equal work gives equal digests
+            wherever a segment begins. Empty: not recorded.
+        process: which process measured it, from 0.
+        step_tokens: tokens of each step, `[steps]`, when the subject knows them.
+    """
+
+    __pydantic_config__ = STRICT
+
+    arm: str
+    round: int
+    order: int
+    steps: int
+    tokens: int
+    seconds: float
+    step_seconds: tuple[float, ...] = ()
+    phase: int = 0
+    losses_digest: str = ""
+    process: int = 0
+    step_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU at one moment; None: the value is not available."""
+
+    __pydantic_config__ = STRICT
+
+    index: int
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    foreign_processes: int | None = None
+    """Processes on this GPU that are not this one or its children."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """What may change from minute to minute. `machine.unfit(before, after)` judges a pair of them."""
+
+    __pydantic_config__ = STRICT
+
+    monotonic_s: float
+    load_1m: float | None = None
+    cpus: int = 1
+    """Cores this process may use."""
+    own_cpu_s: float = 0.0
+    """CPU seconds of this process and its ended children."""
+    machine_cpu_s: float | None = None
+    """Busy CPU seconds of all cores since boot."""
+    steal_s: float | None = None
+    """CPU seconds that the hypervisor gave to others since boot."""
+    throttled_s: float | None = None
+    """Seconds that the control group was held back by its CPU quota since it was made."""
+    cpu_mhz: float | None = None
+    gpus: tuple[GpuState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Which machine this is. `key` is made only of what does not change between boots.
+
+    Attributes:
+        key: name of the machine's folder under `baselines/`.
+        cpu_model, cpus, gpus: what the key is made of; one (model, UUID hash) pair for each GPU.
+        versions: driver, CUDA, torch, Python, ...: recorded and shown when they differ, never part of the key.
+    """
+
+    __pydantic_config__ = STRICT
+
+    key: str
+    cpu_model: str
+    cpus: int
+    gpus: tuple[tuple[str, str], ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the code and what was counted there."""
+
+    __pydantic_config__ = STRICT
+
+    kind: str
+    """sync, operation, copy or allocation."""
+    role: str
+    """Scope: target, drafter, prefetcher, monitor, ..."""
+    where: str
+    """`file:line function`."""
+    count: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExactCounts:
+    """Integers of one arm over `steps` steps, counted in an untimed process.
+
+    `armed` False: the counter could not be armed, and the numbers mean nothing (the run is invalid, never 0).
+    A kind that this machine cannot count (device allocations without a GPU, say) is None.
+    """
+
+    __pydantic_config__ = STRICT
+
+    arm: str
+    steps: int
+    armed: bool
+    syncs: int | None = None
+    operations: int | None = None
+    copies: int | None = None
+    allocations: int | None = None
+    places: tuple[Place, ...] = ()
+    ways: tuple[str, ...] = ()
+    """Ways of counting that were armed."""
+    unavailable: tuple[str, ...] = ()
+    """Ways that could not be armed, each with its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Everything that a run measured, before any judgement.
+
+    Attributes:
+        subject: name of what was measured.
+        cycle: batches in the replayed cycle.
+        arms: every arm that the plan holds; an arm without segments makes the set incomplete.
+        collectors: names judged, in table order.
+        segments: in the order they were taken.
+        rounds: whole rounds planned to exist in each process (a round without all its arms is incomplete).
+        accounted_percent: per collector and for "all", the instruments' and monitor's own cost as a share of the step.
+        counts: exact counts per arm name; empty: not counted.
+        stopped: why measuring ended: "clear", "time", "rounds", ...
+        faults: what went wrong on the way (a crashed arm, ...), one line each.
+    """
+
+    subject: str
+    cycle: int
+    arms: tuple[Arm, ...]
+    collectors: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    before: MachineState | None = None
+    after: MachineState | None = None
+    accounted_percent: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, ExactCounts] = field(default_factory=dict)
+    losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Losses of one cycle for each arm, phase 0 first."""
+    washout_steps: int = 0
+    warmup_steps: int = 0
+    rounds: int = 0
+    stopped: str = ""
+    seed: int = 0
+    pipeline_efficiency: float | None = None
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A slowdown with its one-sided 95% bounds, percent of the throughput.
+
+    Attributes:
+        percent: point estimate.
+        low, high: one-sided 95% bounds L and U (together the two-sided 90% interval).
+        mde: smallest slowdown that this many units of this spread would find in 95 of 100 runs.
+        n: units (rounds, or processes when there are several).
+        spread: standard deviation of the contrast over units, percent.
+        estimator: "step" (median of paired steps) or "plain" (whole segments).
+        sign_flip_p: one-sided p of the sign-flip test of "no slowdown", the cross-check.
+        plain_percent: the plain estimate beside it.
+    """
+
+    __pydantic_config__ = STRICT
+
+    percent: float
+    low: float
+    high: float
+    mde: float
+    n: int = 0
+    spread: float = 0.0
+    estimator: str = "plain"
+    sign_flip_p: float | None = None
+    plain_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one collector, or all together (`name` = "all"), costs. None: not measured or not countable here."""
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    isolated: Interval | None
+    marginal: Interval | None
+    accounted_percent: float | None
+    syncs_added: int | None
+    operations_added: int | None
+    copies_added: int | None
+    allocations_added: int | None
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The code that was measured; `diff_hash` names the uncommitted changes, empty when clean."""
+
+    __pydantic_config__ = STRICT
+
+    id: str
+    dirty: bool = False
+    diff_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRef:
+    """Name and digest of the config."""
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Tokens per second of the `off` arm with a 90% interval."""
+
+    __pydantic_config__ = STRICT
+
+    tokens_per_second: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineView:
+    """How the stored figure stands to this run. `status`: match, other-machine, other-config, missing."""
+
+    __pydantic_config__ = STRICT
+
+    status: str
+    value: float | None = None
+    origin: str | None = None
+    unit: str = "tokens/s"
+    machine: str | None = None
+    config: str | None = None
+    commit: str | None = None
+    date: str | None = None
+    sessions: int | None = None
+    limit: float | None = None
+    """Throughput below which the baseline is missed."""
+    verdict: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a run leaves, as JSON of schema `dflash-bench/receipt/1`. Unknown schema and unknown keys are refused by name."""
+
+    __pydantic_config__ = STRICT
+
+    command: str
+    commit: Commit
+    machine: Machine
+    config: ConfigRef
+    arms: dict[str, tuple[Segment, ...]]
+    losses_equal: bool | None
+    collectors: tuple[Cost, ...]
+    all: Cost | None
+    throughput: Throughput | None
+    baseline: BaselineView
+    pipeline_efficiency: float | None
+    verdict: Verdict
+    exit_code: ExitCode
+    schema: str = SCHEMA
+    created: str = ""
+    """UTC, ISO 8601."""
+    budget_percent: float = 1.0
+    collector_budget_percent: float = 0.5
+    reasons: tuple[str, ...] = ()
+    """Why the verdict is what it is, the weightiest first."""
+    aa: Interval | None = None
+    """off-again against off: the harness measured by itself."""
+    counts: dict[str, ExactCounts] = field(default_factory=dict)
+    losses: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    before: MachineState | None = None
+    after: MachineState | None = None
+    subject: str = ""
+    cycle: int = 0
+    options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    """Seed, planted fault, injected slowdown, minutes, stop reason, washout, ..."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What a command adds of its own (gate: both commits, memory, p99)."""
+
+    def to_json(self, indent: int | None = 1) -> str:
+        """The receipt as JSON text; key order is the field order with `schema` first."""
+        tree = _ADAPTER.dump_python(self, mode="json")
+        return json.dumps({"schema": tree.pop("schema"), **tree}, indent=indent, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str, where: str = "receipt") -> Receipt:
+        """Read a receipt. Raises UserError for broken JSON, another schema, unknown or missing keys, each by name."""
+        try:
+            tree = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where}:{error.lineno}: not valid JSON: {error.msg}") from None
+        if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
+            found = tree.get("schema") if isinstance(tree, dict) else type(tree).__name__
+            raise UserError(f"{where}: schema {found!r} is not {SCHEMA!r}")
+        try:
+            return _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            raise UserError(f"{where}: {explain(error, Receipt.__slots__)}") from None  # type: ignore[attr-defined]
+
+    @staticmethod
+    def read(path: str | Path) -> Receipt:
+        """Read a receipt's file. Raises UserError."""
+        try:
+            return Receipt.from_json(Path(path).read_text(encoding="utf-8"), str(path))
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the receipt: {error.strerror}") from None
+
+
+_ADAPTER: Final = TypeAdapter(Receipt)
+
+
+def explain(error: ValidationError, known: Iterable[str] = ()) -> str:
+    """One line for the first thing wrong in a stored file, with the key's path."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    kind = first["type"]
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown key {key!r}{nearest(key, known)}"
+    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"missing key {key!r}"
+    return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

@@ -257,6 +257,8 @@ class Interval:
         estimator: "step" (median of paired steps) or "plain" (whole segments).
         sign_flip_p: one-sided p of the sign-flip test of "no slowdown", the cross-check.
         plain_percent: the plain estimate beside it.
+        p_two_sided: p of "no difference at all", either way.
+        ceiling: the upper bound also uses the arms in which others are on too (see `intervals.interval`).
     """
 
     __pydantic_config__ = STRICT
@@ -270,6 +272,8 @@ class Interval:
     estimator: str = "plain"
     sign_flip_p: float | None = None
     plain_percent: float | None = None
+    p_two_sided: float | None = None
+    ceiling: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,334 @@
+"""Pure statistics: differences of log seconds-per-token in, intervals out.
+
+theta is ln(seconds per token, arm) - ln(seconds per token, control), measured inside a round, where the machine was the same
+for both as nearly as it ever is. Two estimators of a round's theta:
+
+- *plain*: whole segments, ln(seconds / tokens). What a user feels, and as noisy as the machine.
+- *step*: both arms replay the same batches, so step i of one pairs with step i of the other; the midmean (mean of the middle
+  half, weighted by how long each batch takes) of the paired log differences. A stall of the machine falls on few steps and
+  is trimmed. A cost that falls on few steps would be trimmed too: `tail_excess` watches for it, and `choose` then lets the
+  plain estimator judge.
+
+Rounds are the units of a t interval; with several processes the process is (Kalibera and Jones 2013). One-sided 95% bounds:
+U < margin is non-inferiority, with L > -margin equivalence (two one-sided tests, Schuirmann 1987).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from bench.records import Interval, Segment, log_ratio, slowdown_percent
+
+Floats = NDArray[np.float64]
+
+ALPHA: Final = 0.05
+"""Error of each one-sided bound."""
+POWER: Final = 0.95
+"""Share of runs in which a slowdown as large as the printed MDE is found."""
+TRIM: Final = 0.25
+"""Weight cut from each end of the paired step differences."""
+TAIL_ALPHA: Final = 0.01
+"""Error of each of the two checks for a cost that falls on few steps."""
+TAIL_WIDTH: Final = 3.0
+"""Robust standard deviations beyond which a paired step counts as slow (or fast)."""
+FLIPS: Final = 9999
+EXACT_FLIPS: Final = 12
+"""Up to so many units every sign pattern is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Contrast of every whole round. Arrays `[rounds]`, log units.
+
+    Attributes:
+        process: which process the round belongs to.
+        plain: contrast of whole segments.
+        step: midmean contrast of paired steps; empty when steps were not timed.
+        tail: share of the time in steps far slower than their partner less the share far faster; empty likewise.
+    """
+
+    process: NDArray[np.int64]
+    plain: Floats
+    step: Floats
+    tail: Floats
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over units with what its interval needs; log units."""
+
+    theta: float
+    standard_error: float
+    df: int
+    values: Floats
+
+    @property
+    def n(self) -> int:
+        return self.df + 1
+
+    def bound(self, alpha: float) -> float:
+        """Half-width of the one-sided bound of error `alpha`."""
+        return float(stats.t.isf(alpha, self.df)) * self.standard_error
+
+    def p_above(self, null: float) -> float:
+        """p of "theta <= null"; small: theta is above."""
+        return _p(self.theta - null, self.standard_error, self.df)
+
+    def p_below(self, null: float) -> float:
+        """p of "theta >= null"; small: non-inferior with margin `null`."""
+        return _p(null - self.theta, self.standard_error, self.df)
+
+
+def _p(distance: float, standard_error: float, df: int) -> float:
+    if standard_error == 0.0:
+        return 0.0 if distance > 0 else 1.0 if distance < 0 else 0.5
+    return float(stats.t.sf(distance / standard_error, df))
+
+
+def midmean(values: Floats, weights: Floats, trim: float = TRIM) -> Floats:
+    """Weighted mean of what is left of `values` `[..., k]` after `trim` of the weight is cut from each end.
+
+    `weights` `[k]` or like `values`, positive. A value on the edge keeps the part of its weight that is inside. Returns `[...]`.
+    """
+    weights = np.broadcast_to(weights, values.shape)
+    order = np.argsort(values, axis=-1)
+    ranked = np.take_along_axis(values, order, axis=-1)
+    upper = np.cumsum(np.take_along_axis(weights, order, axis=-1), axis=-1)
+    total = upper[..., -1:]
+    upper = upper / total
+    lower = np.concatenate([np.zeros_like(upper[..., :1]), upper[..., :-1]], axis=-1)
+    kept = np.clip(np.minimum(upper, 1.0 - trim) - np.maximum(lower, trim), 0.0, None)
+    result: Floats = (ranked * kept).sum(axis=-1) / kept.sum(axis=-1)
+    return result
+
+
+def tail_excess(differences: Floats, weights: Floats, centre: Floats) -> Floats:
+    """Weight share of `differences` `[..., k]` far above `centre` `[...]` less the share far below.
+
+    Under exchangeable noise both tails of a paired difference are alike, so the expectation is 0 whatever the machine does.
+    """
+    weights = np.broadcast_to(weights, differences.shape)
+    away = differences - centre[..., None]
+    width = TAIL_WIDTH * 1.4826 * np.median(np.abs(away), axis=-1, keepdims=True)
+    far = np.where(np.abs(away) > width, np.sign(away), 0.0)
+    result: Floats = (far * weights).sum(axis=-1) / weights.sum(axis=-1)
+    return result
+
+
+def by_phase(segment: Segment, cycle: int) -> dict[tuple[int, int], float]:
+    """Seconds of each step under (place in the cycle, how often that place came before in this segment)."""
+    return {((segment.phase + i) % cycle, i // cycle): s for i, s in enumerate(segment.step_seconds)}
+
+
+def rounds_of(segments: Iterable[Segment]) -> dict[tuple[int, int], list[Segment]]:
+    """Segments under (process, round), in the order taken."""
+    groups: dict[tuple[int, int], list[Segment]] = {}
+    for segment in segments:
+        groups.setdefault((segment.process, segment.round), []).append(segment)
+    return groups
+
+
+def contrast_of_round(
+    members: Sequence[Segment], arms: Sequence[str], controls: Sequence[str], cycle: int
+) -> tuple[float, float, float] | None:
+    """(plain, step, tail) of one round: mean of `arms` against mean of `controls`; None when an arm is missing.
+
+    step and tail are NaN unless every segment timed its steps and pairs have at least half of their steps in common.
+    """
+    present = {segment.arm for segment in members}
+    if not present.issuperset(arms) or not present.issuperset(controls):
+        return None
+    treated = [segment for segment in members if segment.arm in arms]
+    control = [segment for segment in members if segment.arm in controls]
+    plain = _mean_log(treated, arms) - _mean_log(control, controls)
+    step, tail = _paired(members, treated, control, cycle)
+    return plain, step, tail
+
+
+def _mean_log(segments: Sequence[Segment], arms: Sequence[str]) -> float:
+    """Mean over arms (each counted once, however often it was measured) of ln(seconds per token)."""
+    logs = [np.mean([np.log(s.seconds / s.tokens) for s in segments if s.arm == arm]) for arm in dict.fromkeys(arms)]
+    return float(np.mean(logs))
+
+
+def _paired(
+    members: Sequence[Segment], treated: Sequence[Segment], control: Sequence[Segment], cycle: int
+) -> tuple[float, float]:
+    steps = {id(s): by_phase(s, cycle) for s in members if s.step_seconds}
+    if any(id(s) not in steps for s in (*treated, *control)):
+        return np.nan, np.nan
+    shortest: dict[tuple[int, int], float] = {}
+    for timed in steps.values():
+        for key, seconds in timed.items():
+            shortest[key] = min(seconds, shortest.get(key, seconds))
+    per_arm: dict[str, list[tuple[float, float]]] = {}
+    for one in treated:
+        for other in control:
+            a, b = steps[id(one)], steps[id(other)]
+            common = [key for key in a if key in b]
+            if 2 * len(common) < max(len(a), len(b)):
+                return np.nan, np.nan
+            differences = np.array([np.log(a[key] / b[key]) for key in common])
+            weights = np.array([shortest[key] for key in common])
+            centre = midmean(differences, weights)
+            per_arm.setdefault(one.arm, []).append((float(centre), float(tail_excess(differences, weights, centre))))
+    means = np.array([np.mean(pairs, axis=0) for pairs in per_arm.values()])
+    step, tail = means.mean(axis=0)
+    return float(step), float(tail)
+
+
+def collect(rows: Iterable[tuple[int, tuple[float, float, float]]]) -> Rounds:
+    """(process, contrast of a round) pairs as arrays; the step estimator only when every round has it."""
+    rows = list(rows)
+    process = np.array([p for p, _ in rows], dtype=np.int64)
+    values = np.array([row for _, row in rows], dtype=np.float64).reshape(len(rows), 3)
+    timed = len(rows) > 0 and bool(np.isfinite(values[:, 1:]).all())
+    none = np.empty(0)
+    return Rounds(process, values[:, 0], values[:, 1] if timed else none, values[:, 2] if timed else none)
+
+
+def contrasts(segments: Iterable[Segment], arms: Sequence[str], controls: Sequence[str], cycle: int) -> Rounds:
+    """The contrast of every round that holds all of `arms` and `controls`."""
+    found = []
+    for (process, _), members in rounds_of(segments).items():
+        row = contrast_of_round(members, arms, controls, cycle)
+        if row is not None:
+            found.append((process, row))
+    return collect(found)
+
+
+def units(values: Floats, process: NDArray[np.int64]) -> Floats:
+    """The independent units: rounds of one process, or the mean of each process when there are several."""
+    names = np.unique(process)
+    if len(names) < 2:
+        return values
+    return np.array([values[process == name].mean() for name in names])
+
+
+def estimate(values: Floats) -> Estimate | None:
+    """Mean of at least two units with its standard error; None for fewer (nothing can be said)."""
+    n = len(values)
+    if n < 2:
+        return None
+    return Estimate(float(values.mean()), float(values.std(ddof=1)) / n**0.5, n - 1, values)
+
+
+def falls_on_few_steps(rounds: Rounds) -> bool:
+    """True when one arm has more slow steps than the other, or whole segments lose more than their middle steps.
+
+    Then the step estimator, which trims slow steps, would hide a cost. Each of the two checks errs in 1 of 100 runs, towards
+    the plain estimator, which is honest and merely wider.
+    """
+    if not len(rounds.step):
+        return False
+    for values in (rounds.tail, rounds.plain - rounds.step):
+        found = estimate(units(values, rounds.process))
+        if found is not None and found.p_above(0.0) < TAIL_ALPHA:
+            return True
+    return False
+
+
+def choose(rounds: Rounds) -> tuple[str, Floats]:
+    """The estimator that judges, by name, and its values: step where steps were timed and the tails are alike."""
+    if len(rounds.step) and not falls_on_few_steps(rounds):
+        return "step", rounds.step
+    return "plain", rounds.plain
+
+
+def interval(rounds: Rounds, ceiling: Rounds | None = None, alpha: float = ALPHA) -> Interval | None:
+    """The slowdown with its one-sided bounds, from at least two units.
+
+    `ceiling`: contrast of the arms in which the collector is on together with others. Switching more on never makes training
+    faster, so their mean cost is no less than this one's and their upper bound holds for it too. With it the upper bound is
+    the lower of the two, each taken at half of alpha (Bonferroni), which keeps the error.
+    """
+    name, values = choose(rounds)
+    found = estimate(units(values, rounds.process))
+    if found is None:
+        return None
+    low, high = found.theta - found.bound(alpha), found.theta + found.bound(alpha)
+    above = None if ceiling is None else estimate(units(choose(ceiling)[1], ceiling.process))
+    if above is not None:
+        high = min(found.theta + found.bound(alpha / 2), above.theta + above.bound(alpha / 2))
+    return Interval(
+        percent=slowdown_percent(found.theta),
+        low=slowdown_percent(low),
+        high=slowdown_percent(high),
+        mde=slowdown_percent(minimum_detectable(found, alpha)),
+        n=found.n,
+        spread=100.0 * float(found.values.std(ddof=1)),
+        estimator=name,
+        sign_flip_p=sign_flip(found.values),
+        plain_percent=slowdown_percent(float(units(rounds.plain, rounds.process).mean())),
+        p_two_sided=2.0 * min(found.p_above(0.0), found.p_below(0.0)),
+        ceiling=above is not None,
+    )
+
+
+def minimum_detectable(found: Estimate, alpha: float = ALPHA, power: float = POWER) -> float:
+    """Smallest theta found (L > 0) in `power` of runs with this spread and as many units: (t_alpha + t_beta) s / sqrt(n)."""
+    return (float(stats.t.isf(alpha, found.df)) + float(stats.t.ppf(power, found.df))) * found.standard_error
+
+
+def sign_flip(values: Floats, null: float = 0.0, seed: int = 0) -> float:
+    """One-sided p of "the mean is at most `null`" when every sign of (value - null) was as likely; no normality needed.
+
+    All 2^n patterns up to 12 units, else 9999 random ones from `seed`. The smallest p possible is 2^-n.
+    """
+    centred = values - null
+    n = len(centred)
+    if n <= EXACT_FLIPS:
+        signs = 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+        return float(np.mean(signs @ centred >= centred.sum() - 1e-12 * np.abs(centred).sum()))
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(FLIPS, n))
+    hits = np.count_nonzero(signs @ centred >= centred.sum() - 1e-12 * np.abs(centred).sum())
+    return (int(hits) + 1) / (FLIPS + 1)
+
+
+def equivalence_p(found: Estimate, margin: float) -> float:
+    """p of the two one-sided tests of "|theta| >= margin" (log units)."""
+    return max(found.p_above(-margin), found.p_below(margin))
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's adjusted p of each name: blame at the family's error needs p <= alpha. (To pass all, no adjustment is due.)"""
+    adjusted: dict[str, float] = {}
+    running = 0.0
+    ranked = sorted(p_values.items(), key=lambda item: item[1])
+    for place, (name, p) in enumerate(ranked):
+        running = max(running, min(1.0, (len(ranked) - place) * p))
+        adjusted[name] = running
+    return adjusted
+
+
+def throughput(segments: Iterable[Segment], arm: str, alpha: float = ALPHA) -> tuple[float, float, float] | None:
+    """Tokens per second of an arm with one-sided bounds, from the mean log over rounds; None below two units.
+
+    Holds for this session only: what changes between sessions is invisible from inside one.
+    """
+    rows = [
+        (process, float(np.mean([np.log(s.tokens / s.seconds) for s in members if s.arm == arm])))
+        for (process, _), members in rounds_of(segments).items()
+        if any(s.arm == arm for s in members)
+    ]
+    found = estimate(units(np.array([value for _, value in rows]), np.array([p for p, _ in rows], dtype=np.int64)))
+    if found is None:
+        return None
+    half = found.bound(alpha)
+    centre, low, high = np.exp([found.theta, found.theta - half, found.theta + half])
+    return float(centre), float(low), float(high)
+
+
+def p_over(found: Interval, budget_percent: float) -> float:
+    """p of "the slowdown is at most the budget", from a printed interval; small: it is over."""
+    standard_error = found.spread / 100.0 / found.n**0.5
+    return _p(log_ratio(found.percent) - log_ratio(budget_percent), standard_error, found.n - 1)

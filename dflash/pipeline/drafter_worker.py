@@ -1,0 +1,232 @@
+"""One thread, one drafter replica: hidden states in, gradients averaged, weights moved. Reads no device value on the host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from dflash.config import TrainConfig
+from dflash.device import Device
+from dflash.pipeline.exchange import ExchangeClosed, GradientExchange, Share
+from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue
+from dflash.pipeline.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from dflash.models.drafter import Drafter
+    from dflash.models.objective import BlockObjective
+    from dflash.models.optimizer import FlatAdamW, FlatParameters
+    from dflash.observe.recorder import WorkerRecorder
+    from dflash.observe.scalars import LateEntry, LateScalars
+
+
+class StepHooks(Protocol):
+    """What the harness may hang into drafter 0's step; the trainer's default does nothing."""
+
+    def after_backward(self, loss: torch.Tensor, step: int) -> None: ...
+
+    def after_step(self, step: int, tokens: int) -> bool:
+        """At the step boundary: the optimizer's work is enqueued, nothing drawn yet. False: stop after the next step.
+
+        Args:
+            tokens: context tokens that all drafters together trained on in this step.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A drafter and all that trains it, on one device.
+
+    Attributes:
+        embedding, head: `[vocab, hidden]` of the target, frozen, on this device.
+        nominal_weight: the weight sum of a batch with every slot supervised. Gradients are of loss_sum / nominal, so
+            that bfloat16 gradients stay near one; the exact denominator comes in with the clip's factor.
+    """
+
+    index: int
+    device: Device
+    drafter: Drafter
+    objective: BlockObjective
+    flat: FlatParameters
+    optimizer: FlatAdamW
+    embedding: torch.Tensor
+    head: torch.Tensor
+    nominal_weight: float
+
+    def forward_loss(self, item: HiddenBatch, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss (0-dim, gradient of weighted sum / nominal) and the statistics vector, both on the device."""
+        device, batch = self.device.torch, item.batch
+        anchors = batch.anchors.to(device, non_blocking=True)
+        hidden = self.drafter(
+            features,
+            batch.input_ids.to(device, non_blocking=True),
+            anchors,
+            batch.keep.to(device, non_blocking=True),
+            batch.document_start.to(device, non_blocking=True),
+            self.embedding,
+        )
+        teacher = None
+        if item.last_hidden is not None:
+            teacher = item.last_hidden.to(device, non_blocking=True)
+        return self.objective(
+            hidden,
+            self.head,
+            batch.labels.to(device, non_blocking=True),
+            batch.weights.to(device, non_blocking=True),
+            scale=1.0 / self.nominal_weight,
+            teacher_hidden=teacher,
+            anchors=anchors,
+        )
+
+
+class DrafterWorker:
+    """Draws, runs the drafter forward and backward, sums gradients with the other drafters, steps the optimizer.
+
+    Args:
+        late: ring through which the step's scalars reach the host, steps later.
+        arrived: gets what has come out of the ring, `(step, vector, plan indices)`, in step order.
+        hooks: the harness's; drafter 0 alone calls them.
+        stop: when set, the step under way is the last one, for all drafters alike.
+        checkpoint: called by drafter 0 with the number of steps done, at every boundary.
+        keep_consumed: remember the plan indices drawn (mixed order; in plan order the place is plain arithmetic).
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        recorder: WorkerRecorder,
+        queue: SharedHiddenStateQueue,
+        exchange: GradientExchange,
+        late: LateScalars,
+        config: TrainConfig,
+        *,
+        arrived: Callable[[list[LateEntry]], None],
+        hooks: StepHooks | None,
+        stop: threading.Event,
+        checkpoint: Callable[[int], None],
+        first_step: int = 0,
+        keep_consumed: bool = False,
+    ) -> None:
+        self.replica, self.index, self.device = replica, replica.index, replica.device
+        self.late = late
+        self.step_index = first_step
+        self.tokens_done = 0
+        self.consumed: list[tuple[int, int]] | None = [] if keep_consumed else None
+        self._recorder, self._queue, self._exchange, self._config = recorder, queue, exchange, config
+        self._arrived, self._hooks, self._stop, self._checkpoint = arrived, hooks, stop, checkpoint
+        self._get = recorder.timer("drafter.queue_get")
+        self._forward = recorder.timer("drafter.forward", gpu=True)
+        self._backward = recorder.timer("drafter.backward", gpu=True)
+        self._optimize = recorder.timer("drafter.optimizer_step", gpu=True)
+
+    def run(self) -> None:
+        """Until the configured number of steps, or the run stops."""
+        try:
+            self._exchange.join(self.index, self.replica.flat.grad, self.device)
+            while self.step_index < self._config.steps and self.step():
+                pass
+        except ExchangeClosed:
+            return
+
+    def step(self) -> bool:
+        """One optimizer step. False when the run is over."""
+        recorder, replica = self._recorder, self.replica
+        replica.flat.zero_grad()
+        weight, tokens, stats, plan_indices = 0.0, 0, None, []
+        for _ in range(self._config.accumulation):
+            item = self._draw()
+            if item is None:
+                return False
+            began_ns = time.perf_counter_ns() if recorder.count else 0
+            micro = self._micro_step(item)
+            stats = micro if stats is None else stats + micro
+            batch = item.batch
+            weight += batch.weight_sum
+            tokens += batch.tokens
+            plan_indices.append(batch.spec.index)
+            if began_ns:
+                recorder.batches += 1
+                recorder.samples += len(batch.lengths)
+                recorder.tokens += batch.tokens
+                recorder.busy_ns += time.perf_counter_ns() - began_ns
+        assert stats is not None
+        began_ns = time.perf_counter_ns() if recorder.count else 0
+        total = self._exchange.sum(self.index, Share(weight, tokens, self._stop.is_set()))
+        exchanged_ns = time.perf_counter_ns() if began_ns else 0
+        self._optimizer_step(total.weight, stats, tuple(plan_indices))
+        if began_ns:
+            recorder.wait_out_ns += exchanged_ns - began_ns
+            recorder.busy_ns += time.perf_counter_ns() - exchanged_ns
+        return self._boundary(total)
+
+    def _boundary(self, total: Share) -> bool:
+        step = self.step_index
+        self.step_index += 1
+        self.tokens_done += total.tokens
+        recorder = self._recorder
+        recorder.step = step
+        recorder.step_boundary()
+        self._arrived(self.late.poll())
+        if self.index == 0:
+            if self._hooks is not None and not self._hooks.after_step(step, total.tokens):
+                self._stop.set()
+            self._checkpoint(self.step_index)
+        return not total.stop
+
+    def _optimizer_step(self, weight: float, stats: torch.Tensor, plan_indices: tuple[int, ...]) -> None:
+        timer = self._optimize
+        if timer.on:
+            timer.start()
+        scale = self.replica.nominal_weight / weight if weight > 0.0 else 0.0
+        norm = self.replica.optimizer.step(learning_rate(self.step_index, self._config), scale)
+        if timer.on:
+            timer.stop()
+        self.late.push(self.step_index, torch.cat((stats, norm.reshape(1))), plan_indices)
+
+    def _draw(self) -> HiddenBatch | None:
+        timer = self._get
+        if timer.on:
+            timer.start()
+        recorder = self._recorder
+        wanted_ns = time.perf_counter_ns() if recorder.count else 0
+        item = self._queue.get(self.index)
+        if wanted_ns:
+            recorder.wait_in_ns += time.perf_counter_ns() - wanted_ns
+        if timer.on:
+            timer.stop()
+        if self.consumed is not None and item is not None:
+            self.consumed.append((self.step_index, item.batch.spec.index))
+        return item
+
+    def _micro_step(self, item: HiddenBatch) -> torch.Tensor:
+        forward, backward = self._forward, self._backward
+        item.ready.wait()
+        if forward.on:
+            forward.start()
+        features = item.features.to(self.device.torch, non_blocking=True)
+        if copied := features is not item.features:
+            self._release(item)
+        loss, stats = self.replica.forward_loss(item, features)
+        if forward.on:
+            forward.stop()
+        if backward.on:
+            backward.start()
+        loss.backward()
+        if backward.on:
+            backward.stop()
+        if self._hooks is not None and self.index == 0:
+            self._hooks.after_backward(loss, self.step_index)
+        if not copied:
+            # Backward reads the features (gradient of fc), so the slot is free only behind it.
+            self._release(item)
+        return stats
+
+    @staticmethod
+    def _release(item: HiddenBatch) -> None:
+        item.slot.free.record()
+        item.slot.release()

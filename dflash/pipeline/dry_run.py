@@ -1,0 +1,156 @@
+"""`dflash train --dry-run`: what a run would do and need, computed from sizes alone. Nothing is loaded, no GPU is used."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash.config import Config
+from dflash.data.tokenizer import load_tokenizer
+from dflash.errors import UserError
+from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
+from dflash.pipeline.build import drafter_shape, prepare_inputs
+from dflash.pipeline.known_targets import KNOWN_TARGETS
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """One worker's device. Memory in bytes, by what it is for."""
+
+    role: str
+    device: str
+    memory_bytes: tuple[tuple[str, int], ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(size for _, size in self.memory_bytes)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Everything that `--dry-run` prints."""
+
+    info: TargetInfo
+    target_parameters: int
+    drafter_parameters: int
+    mask_token_id: int
+    devices: tuple[DevicePlan, ...]
+    tokens_per_step: int
+    slots_per_step: int
+    samples: int | None
+    notes: tuple[str, ...]
+
+
+def make_plan(config: Config) -> RunPlan:
+    """Compute the plan of a run.
+
+    Raises:
+        UserError: settings that no run could use.
+    """
+    notes: list[str] = []
+    samples = None
+    try:
+        info = inspect_target(config.target)
+        target_parameters = count_parameters(config.target)
+    except UserError:
+        if config.target.model not in KNOWN_TARGETS:
+            raise
+        known = KNOWN_TARGETS[config.target.model]
+        info, target_parameters = known.info(config.target), known.parameters
+        notes.append(f"{config.target.model} is not on this machine: sizes from the built-in table of published models")
+    if config.target.model == TINY or Path(config.data.path).exists():
+        inputs = prepare_inputs(config, skip_devices=True)
+        shape, samples = inputs.shape, len(inputs.dataset.samples)
+    else:
+        try:
+            tokenizer = load_tokenizer(config)
+        except UserError:
+            tokenizer = None
+        if not Path(config.data.path).exists():
+            notes.append(f"{config.data.path} is not there yet: tokens are the most that a step can hold")
+        shape = drafter_shape(config, info, tokenizer)
+    steps = len(config.drafter.devices) * config.train.accumulation
+    return RunPlan(
+        info=info,
+        target_parameters=target_parameters,
+        drafter_parameters=shape.parameters(),
+        mask_token_id=resolve_mask_token(config.drafter.model_copy(update={"mask_token_id": shape.mask_token_id}), info),
+        devices=tuple(_devices(config, info, target_parameters, shape.parameters())),
+        tokens_per_step=steps * config.data.batch_size * config.data.max_length,
+        slots_per_step=steps * config.data.batch_size * config.drafter.anchors * (config.drafter.block_size - 1),
+        samples=samples,
+        notes=tuple(notes),
+    )
+
+
+def _devices(config: Config, info: TargetInfo, target_parameters: int, drafter_parameters: int) -> list[DevicePlan]:
+    target_bytes, drafter_bytes = _BYTES[config.target.dtype], _BYTES[config.drafter.dtype]
+    drafters = len(config.drafter.devices)
+    rows = config.data.batch_size * config.data.max_length
+    features = rows * len(info.layer_ids) * info.hidden_size * drafter_bytes
+    slots = -(-config.queue.capacity // len(config.target.devices)) + 1 + drafters
+    # One layer's activations of the target, generously: residual, attention inputs, two MLP halves.
+    activations = rows * (4 * info.hidden_size + 3 * info.intermediate_size) * target_bytes
+    plans = [
+        DevicePlan(
+            f"target/{index}",
+            name,
+            (
+                ("weights", target_parameters * target_bytes),
+                (f"{slots} hidden-state buffers", slots * features),
+                ("activations", activations),
+            ),
+        )
+        for index, name in enumerate(config.target.devices)
+    ]
+    settings = config.drafter
+    blocks = config.data.batch_size * settings.anchors * settings.block_size
+    width = settings.intermediate_size or info.intermediate_size
+    heads = settings.heads * settings.head_dim
+    per_layer = blocks * (6 * info.hidden_size + 3 * width + 4 * heads) + 2 * rows * settings.kv_heads * settings.head_dim
+    masters = 0 if settings.dtype == "float32" else 4
+    plans += [
+        DevicePlan(
+            f"drafter/{index}",
+            name,
+            (
+                ("weights and gradients", drafter_parameters * 2 * drafter_bytes),
+                ("masters and moments", drafter_parameters * (8 + masters)),
+                ("target's embedding and head", 2 * info.vocab_size * info.hidden_size * drafter_bytes),
+                ("activations", per_layer * settings.layers * drafter_bytes + features),
+                ("one chunk of logits", config.objective.chunk_slots * info.vocab_size * (4 + drafter_bytes)),
+            ),
+        )
+        for index, name in enumerate(settings.devices)
+    ]
+    return plans
+
+
+def print_plan(config: Config) -> None:
+    """Print the plan on stdout, within 80 columns."""
+    plan = make_plan(config)
+    info, train = plan.info, config.train
+    lines = [
+        f"{config.name}  (settings {config.digest()})",
+        "",
+        f"  target    {info.model}: {plan.target_parameters / 1e6:,.1f} M parameters,",
+        f"            {info.layers} layers, hidden {info.hidden_size}, vocabulary {info.vocab_size:,}, {config.target.dtype}",
+        f"            tapped layers {', '.join(map(str, info.layer_ids))}",
+        f"  drafter   {plan.drafter_parameters / 1e6:,.1f} M parameters, {config.drafter.layers} layers, {config.drafter.dtype}",
+        f"            blocks of {config.drafter.block_size}, {config.drafter.anchors} anchors, mask token {plan.mask_token_id}",
+        f"  data      {config.data.path}" + (f": {plan.samples:,} samples" if plan.samples is not None else ""),
+        f"  a step    at most {plan.tokens_per_step:,} context tokens, {plan.slots_per_step:,} supervised slots",
+        f"  the run   {train.steps:,} steps, at most {train.steps * plan.tokens_per_step / 1e6:,.1f} M context tokens",
+        "",
+        "  worker       device    memory (GB)",
+    ]
+    for device in plan.devices:
+        lines.append(f"  {device.role:<12} {device.device:<9} {device.total_bytes / _GB:8.2f}")
+        lines += [f"  {'':<22} {size / _GB:8.2f}  {what}" for what, size in device.memory_bytes]
+    lines += ["", "  Memory is an estimate from shapes: allocator overhead and kernels' workspaces come on top."]
+    lines += [f"  note: {note}" for note in plan.notes]
+    sys.stdout.write("\n".join(lines) + "\n")

@@ -1,0 +1,235 @@
+"""The shared queue of hidden states between target workers and drafter workers."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dflash.types import Batch
+
+
+@dataclass(slots=True)
+class HiddenBatch:
+    """A batch with its target's hidden states.
+
+    Attributes:
+        features: `[batch, length, taps*hidden]` on the target's device (or pinned host memory), a slot of a pool.
+        ready: event after which `features` may be read.
+        slot: the pool slot to give back when the drafter is done reading.
+        last_hidden: `[batch, length, hidden]` output of the target's last norm, for distillation only.
+        put_ns: host clock when it entered the queue; required, so that an age is never nonsense.
+    """
+
+    batch: Batch
+    features: torch.Tensor
+    ready: Any
+    slot: Slot
+    last_hidden: torch.Tensor | None = None
+    put_ns: int = 0
+
+
+class Slot:
+    """One preallocated buffer. The drafter records `free` when its last read is enqueued; the target waits for it."""
+
+    __slots__ = ("buffer", "free", "last", "pool")
+
+    def __init__(self, pool: SlotPool, buffer: torch.Tensor, last: torch.Tensor | None, free: Any) -> None:
+        self.pool, self.buffer, self.last, self.free = pool, buffer, last, free
+
+    def release(self) -> None:
+        """Give the buffer back; `free` must have been recorded on the reading stream."""
+        self.pool.put(self)
+
+
+class SlotPool:
+    """A target worker's buffers. Taking waits on the host until a drafter gives one back."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
+        self._condition = threading.Condition()
+        self._closed = False
+
+    def put(self, slot: Slot) -> None:
+        with self._condition:
+            self._slots.append(slot)
+            self._condition.notify()
+
+    def take(self) -> Slot | None:
+        """A free slot; None once closed."""
+        with self._condition:
+            while not self._slots and not self._closed:
+                self._condition.wait()
+            return None if self._closed else self._slots.pop()
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+
+@dataclass
+class QueueCounters:
+    """What the `pipeline` collector reads. Written under the queue's lock, read without it; ints only grow.
+
+    Attributes:
+        consumer_wait_ns, producer_wait_ns: finished waits, from first want to item in hand (or put done).
+        consumer_since_ns, producer_since_ns: start of the wait in progress for each worker, 0 when none.
+    """
+
+    put_count: int = 0
+    get_count: int = 0
+    consumer_wait_ns: int = 0
+    producer_wait_ns: int = 0
+    consumer_since_ns: dict[int, int] = field(default_factory=dict)
+    producer_since_ns: dict[int, int] = field(default_factory=dict)
+
+
+class SharedHiddenStateQueue:
+    """Bounded queue, bucketed by padded length.
+
+    A drafter draws only when `hs_min_ready` batches wait, or no more will come. Two ways of drawing:
+
+    * mixed: a random one of the waiting batches, so that lengths mix whatever order the targets finish in;
+    * ordered: drafter d of D gets batches d, d+D, d+2D... of the plan, whatever the threads do.
+
+    Args:
+        capacity: batches that may wait. In ordered mode the batch that a drafter needs next is always let in: it
+            may come last from a slow target when the rest of the queue is already full.
+        drafters, targets: number of workers on each side.
+        first_index: plan index of the first batch (ordered mode).
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        hs_min_ready: int,
+        *,
+        ordered: bool,
+        drafters: int,
+        targets: int,
+        first_index: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.capacity, self.hs_min_ready, self.ordered = capacity, hs_min_ready, ordered
+        self.counters = QueueCounters()
+        self.count = False
+        self._drafters, self._producers = drafters, targets
+        self._next = {drafter: first_index + drafter for drafter in range(drafters)}
+        self._items: OrderedDict[int, HiddenBatch] = OrderedDict()
+        self._random = random.Random(seed)
+        self._closed = False
+        lock = threading.Lock()
+        self._changed_for_consumers = threading.Condition(lock)
+        self._changed_for_producers = threading.Condition(lock)
+
+    # -- the producers' side ------------------------------------------------------------------------------------
+
+    def put(self, item: HiddenBatch, target: int = 0) -> bool:
+        """Hand over a batch; waits while the queue is full. False once closed."""
+        with self._changed_for_producers:
+            if not self._admits(item) and not self._closed:
+                since = time.perf_counter_ns()
+                if self.count:
+                    self.counters.producer_since_ns[target] = since
+                while not self._admits(item) and not self._closed:
+                    self._changed_for_producers.wait()
+                if self.count:
+                    self.counters.producer_since_ns[target] = 0
+                    self.counters.producer_wait_ns += time.perf_counter_ns() - since
+            if self._closed:
+                return False
+            item.put_ns = time.perf_counter_ns()
+            self._items[item.batch.spec.index] = item
+            self.counters.put_count += 1
+            self._changed_for_consumers.notify_all()
+            return True
+
+    def producer_done(self) -> None:
+        """A target worker will put no more."""
+        with self._changed_for_consumers:
+            self._producers -= 1
+            self._changed_for_consumers.notify_all()
+
+    def _admits(self, item: HiddenBatch) -> bool:
+        if len(self._items) < self.capacity:
+            return True
+        return self.ordered and item.batch.spec.index == self._next[item.batch.spec.index % self._drafters]
+
+    # -- the consumers' side ------------------------------------------------------------------------------------
+
+    def get(self, drafter: int) -> HiddenBatch | None:
+        """The next batch for this drafter; None once closed, or when the producers are done and nothing is left."""
+        with self._changed_for_consumers:
+            if not self._may_draw(drafter):
+                since = time.perf_counter_ns()
+                if self.count:
+                    self.counters.consumer_since_ns[drafter] = since
+                while not self._may_draw(drafter):
+                    if self._closed or (self._producers <= 0 and not self._left(drafter)):
+                        break
+                    self._changed_for_consumers.wait()
+                if self.count:
+                    self.counters.consumer_since_ns[drafter] = 0
+                    self.counters.consumer_wait_ns += time.perf_counter_ns() - since
+            if self._closed or not self._may_draw(drafter):
+                return None
+            index = self._next[drafter] if self.ordered else self._random.choice(list(self._items))
+            self._next[drafter] += self._drafters
+            item = self._items.pop(index)
+            self.counters.get_count += 1
+            # Every producer looks again: in ordered mode only one of them may hold the batch that is wanted next.
+            self._changed_for_producers.notify_all()
+            return item
+
+    def _may_draw(self, drafter: int) -> bool:
+        if self._closed or not self._left(drafter):
+            return False
+        return self._producers <= 0 or len(self._items) >= self.hs_min_ready
+
+    def _left(self, drafter: int) -> bool:
+        return self._next[drafter] in self._items if self.ordered else bool(self._items)
+
+    # -- both -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every wait."""
+        with self._changed_for_consumers:
+            self._closed = True
+            self._changed_for_consumers.notify_all()
+            self._changed_for_producers.notify_all()
+
+    # -- what the monitor reads, without the lock -------------------------------------------------------------------
+
+    def depth(self) -> int:
+        """Batches waiting."""
+        return len(self._items)
+
+    def ready_deficit(self) -> int:
+        """Batches missing before a drafter may draw."""
+        return max(0, self.hs_min_ready - len(self._items))
+
+    def bucket_depths(self) -> dict[int, int]:
+        """Waiting batches by padded length, tokens."""
+        depths: dict[int, int] = {}
+        for item in self._snapshot():
+            bucket = item.batch.spec.bucket
+            depths[bucket] = depths.get(bucket, 0) + 1
+        return depths
+
+    def oldest_ns(self) -> int | None:
+        """`perf_counter_ns` at which the oldest waiting batch was put; None when the queue is empty."""
+        return min((item.put_ns for item in self._snapshot()), default=None)
+
+    def _snapshot(self) -> list[HiddenBatch]:
+        for _ in range(8):
+            try:
+                return list(self._items.values())
+            except RuntimeError:  # a worker changed it while we looked; the monitor may look again, a worker must not wait
+                continue
+        return []

@@ -1,0 +1,17 @@
+"""The learning rate: linear warm-up, then a cosine to a share of the peak (DFlash paper, training details)."""
+
+from __future__ import annotations
+
+import math
+
+from dflash.config import TrainConfig
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Rate of optimizer step `step` (from 0); the first step already learns, the last ends at `min_lr_ratio`."""
+    warmup = max(1, round(config.warmup * config.steps)) if config.warmup > 0 else 0
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    progress = (step - warmup) / max(1, config.steps - warmup)
+    cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * cosine)

@@ -1,0 +1,127 @@
+"""One thread, one target: batches in, packed hidden states out."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflash.device import Device
+from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
+from dflash.types import Batch
+
+if TYPE_CHECKING:
+    from dflash.data.prefetch import BatchPrefetcher
+    from dflash.models.target import Target
+    from dflash.observe.recorder import WorkerRecorder
+
+
+class TargetWorker:
+    """Runs the frozen target on its device and packs the tapped states into preallocated buffers.
+
+    One stream runs the target and packs; the drafter waits for the event recorded behind the packing. (Packing on a
+    second stream without the right waits is what gave NaN in the past.)
+
+    Args:
+        slots: number of buffers; each holds the largest batch, `[batch, max_length, taps*hidden]`.
+        keep_last: also hand over the target's last hidden states (distillation).
+    """
+
+    def __init__(
+        self,
+        index: int,
+        target: Target,
+        device: Device,
+        recorder: WorkerRecorder,
+        prefetcher: BatchPrefetcher,
+        queue: SharedHiddenStateQueue,
+        *,
+        slots: int,
+        batch_size: int,
+        max_length: int,
+        dtype: torch.dtype,
+        keep_last: bool = False,
+    ) -> None:
+        self.index, self.device = index, device
+        self._target, self._prefetcher, self._queue, self._recorder = target, prefetcher, queue, recorder
+        self._keep_last = keep_last
+        self.pool = SlotPool()
+        positions = batch_size * max_length
+        hidden = target.embedding.shape[1]
+        self._width = hidden * len(target.layer_ids)
+        for _ in range(slots):
+            buffer = torch.empty(positions * self._width, dtype=dtype, device=device.torch)
+            last = torch.empty(positions * hidden, dtype=dtype, device=device.torch) if keep_last else None
+            self.pool.put(Slot(self.pool, buffer, last, device.event()))
+        # Each slot's hand-over has its own event, re-recorded at every use.
+        self._ready: dict[Slot, Any] = {slot: device.event() for slot in self.pool._slots}
+        self._forward = recorder.timer("target.model_forward", gpu=True)
+        self._pack = recorder.timer("target.pack_hidden", gpu=True)
+
+    def run(self) -> None:
+        """Until the prefetcher has no more, or the run stops."""
+        try:
+            while self.step():
+                pass
+        finally:
+            self._queue.producer_done()
+
+    def step(self) -> bool:
+        """One batch. False when there is none left."""
+        recorder = self._recorder
+        wanted_ns = time.perf_counter_ns() if recorder.count else 0
+        batch = self._prefetcher.get()
+        if batch is None:
+            return False
+        started_ns = time.perf_counter_ns() if wanted_ns else 0
+        slot = self.pool.take()
+        if slot is None:
+            return False
+        pooled_ns = time.perf_counter_ns() if wanted_ns else 0
+        item = self._run_target(batch, slot)
+        packed_ns = time.perf_counter_ns() if wanted_ns else 0
+        if not self._queue.put(item, self.index):
+            return False
+        if wanted_ns:
+            recorder.batches += 1
+            recorder.samples += len(batch.lengths)
+            recorder.tokens += batch.tokens
+            recorder.wait_in_ns += started_ns - wanted_ns
+            recorder.busy_ns += packed_ns - pooled_ns
+            recorder.wait_out_ns += (pooled_ns - started_ns) + (time.perf_counter_ns() - packed_ns)
+        recorder.step_boundary()
+        return True
+
+    def hidden_states(self, batch: Batch) -> HiddenBatch:
+        """A batch's item without the queue, for the warm-up."""
+        slot = self.pool.take()
+        assert slot is not None
+        return self._run_target(batch, slot)
+
+    def _run_target(self, batch: Batch, slot: Slot) -> HiddenBatch:
+        forward, pack = self._forward, self._pack
+        ids = batch.input_ids.to(self.device.torch, non_blocking=True)
+        if forward.on:
+            forward.start()
+        if self._keep_last:
+            taps, last = self._target.taps_and_last(ids, documents=batch.document_ids)
+        else:
+            taps, last = self._target.taps(ids, documents=batch.document_ids), None
+        if forward.on:
+            forward.stop()
+        slot.free.wait()
+        if pack.on:
+            pack.start()
+        rows, length = batch.input_ids.shape
+        features = slot.buffer[: rows * length * self._width].view(rows, length, self._width)
+        torch.cat(taps, dim=-1, out=features)
+        last_hidden = None
+        if last is not None and slot.last is not None:
+            last_hidden = slot.last[: last.numel()].view(last.shape)
+            last_hidden.copy_(last)
+        if pack.on:
+            pack.stop()
+        ready = self._ready[slot]
+        ready.record()
+        return HiddenBatch(batch, features, ready, slot, last_hidden)

@@ -1,0 +1,139 @@
+"""The shared queue: bounded, gated, ordered when asked, waits counted whole, nobody left waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash.device import Device
+from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
+from tests.pipeline.parts import make_batch
+
+EVENT = Device("cpu").event()
+
+
+def item(index: int, bucket: int = 8) -> HiddenBatch:
+    pool = SlotPool()
+    batch = make_batch(index, length=bucket)
+    return HiddenBatch(batch, torch.empty(0), EVENT, Slot(pool, torch.empty(0), None, EVENT))
+
+
+def make_queue(**changes) -> SharedHiddenStateQueue:
+    arguments = {"capacity": 4, "hs_min_ready": 0, "ordered": True, "drafters": 1, "targets": 1} | changes
+    return SharedHiddenStateQueue(arguments.pop("capacity"), arguments.pop("hs_min_ready"), **arguments)
+
+
+def in_thread(body) -> threading.Thread:
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+@given(st.permutations(range(12)), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_ordered_mode_gives_each_drafter_its_batches_in_plan_order(order, drafters):
+    queue = make_queue(capacity=12, drafters=drafters)
+    for index in order:
+        assert queue.put(item(index))
+    queue.producer_done()
+    for drafter in range(drafters):
+        got = []
+        while (drawn := queue.get(drafter)) is not None:
+            got.append(drawn.batch.spec.index)
+        assert got == list(range(drafter, 12, drafters))
+
+
+def test_ordered_mode_lets_the_wanted_batch_in_when_full():
+    queue = make_queue(capacity=2)
+    queue.put(item(1))
+    queue.put(item(2))
+    assert queue.put(item(0))  # would wait for ever behind batches that nobody may draw before it
+    assert queue.get(0).batch.spec.index == 0
+
+
+def test_put_waits_while_full_and_the_wait_is_counted():
+    queue = make_queue(capacity=1, ordered=False)
+    queue.count = True
+    queue.put(item(0))
+    thread = in_thread(lambda: queue.put(item(1)))
+    time.sleep(0.05)
+    assert queue.depth() == 1
+    assert queue.counters.producer_since_ns[0] > 0  # the wait in progress is visible
+    queue.get(0)
+    thread.join(2)
+    assert queue.depth() == 1
+    assert queue.counters.producer_wait_ns >= 40e6
+    assert queue.counters.producer_since_ns[0] == 0
+
+
+def test_a_drafter_waits_for_min_ready_from_first_want_to_item_in_hand():
+    queue = make_queue(capacity=4, hs_min_ready=3)
+    queue.count = True
+    got = []
+    thread = in_thread(lambda: got.append(queue.get(0)))
+    for index in range(3):
+        time.sleep(0.02)
+        assert not got
+        assert queue.ready_deficit() == 3 - index
+        queue.put(item(index))
+    thread.join(2)
+    assert got[0].batch.spec.index == 0
+    # Two puts woke it in vain; a timer restarted at each would show the last 20 ms only.
+    assert queue.counters.consumer_wait_ns >= 55e6
+
+
+def test_min_ready_is_waived_when_no_more_will_come():
+    queue = make_queue(hs_min_ready=4)
+    queue.put(item(0))
+    queue.producer_done()
+    assert queue.get(0).batch.spec.index == 0
+    assert queue.get(0) is None
+
+
+def test_mixed_mode_mixes_buckets():
+    queue = make_queue(capacity=60, ordered=False, seed=3)
+    for index in range(60):
+        queue.put(item(index, bucket=8 if index < 30 else 16))
+    first = [queue.get(0).batch.spec.bucket for _ in range(20)]
+    assert 5 <= first.count(8) <= 15
+
+
+@pytest.mark.parametrize("side", ["put", "get", "take"])
+def test_close_ends_every_wait(side):
+    queue = make_queue(capacity=1)
+    pool = SlotPool()
+    queue.put(item(0))
+    results = []
+    waits = {"put": lambda: queue.put(item(2)), "get": lambda: queue.get(0) and queue.get(0), "take": pool.take}
+    thread = in_thread(lambda: results.append(waits[side]()))
+    time.sleep(0.02)
+    queue.close()
+    pool.close()
+    thread.join(2)
+    assert not thread.is_alive()
+    assert not results[0]
+
+
+def test_signals_for_the_monitor():
+    queue = make_queue(hs_min_ready=3)
+    assert queue.oldest_ns() is None
+    queue.put(item(0, 8))
+    queue.put(item(1, 16))
+    assert queue.depth() == 2
+    assert queue.bucket_depths() == {8: 1, 16: 1}
+    assert 0 < queue.oldest_ns() <= time.perf_counter_ns()
+    assert queue.ready_deficit() == 1
+
+
+def test_switch_off_takes_no_waits():
+    queue = make_queue()
+    thread = in_thread(lambda: queue.get(0))
+    time.sleep(0.02)
+    queue.put(item(0))
+    thread.join(2)
+    assert queue.counters.consumer_wait_ns == 0

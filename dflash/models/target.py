@@ -291,10 +291,7 @@ def load_target(config: TargetConfig, device: Device, info: TargetInfo | None = 
     dtype = torch_dtype(config.dtype)
     _quieten()
     with _LOADING:
-        if config.model == TINY:
-            model = build_tiny(config, dtype)
-        else:
-            model = _from_pretrained(config.model, dtype)
+        model = build_tiny(config, dtype) if config.model == TINY else _from_pretrained(config.model, dtype)
     return Target(model.to(device.torch), info, device)
 
 
@@ -304,7 +301,7 @@ def build_tiny(config: TargetConfig, dtype: torch.dtype = torch.float32) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.tiny.seed)
-        model = Qwen3_5ForCausalLM(_tiny_config(config))
+        model: Any = Qwen3_5ForCausalLM(_tiny_config(config))
     return model.to(dtype)
 
 
@@ -378,10 +375,9 @@ def _from_config(text_config: Any) -> Any:
 def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        loaded, report = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, local_files_only=True, attn_implementation="sdpa", output_loading_info=True
-        )
+        loaded, report = load(model, dtype=dtype, local_files_only=True, attn_implementation="sdpa", output_loading_info=True)
     except Exception as error:
         raise UserError(f"target.model = {model!r}: cannot load its weights: {_first_line(error)}") from None
     lost = sorted([*report.get("missing_keys", ()), *(str(item[0]) for item in report.get("mismatched_keys", ()))])

@@ -1,0 +1,145 @@
+"""AdamW over one flat buffer: a handful of operations per step, whatever the number of tensors.
+
+Working weights in bfloat16 keep float32 masters; float32 working weights are their own masters. Averaging the gradients of
+several drafters is one operation on `FlatParameters.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_ALIGN = 64  # elements: every tensor begins on a cache line and on a boundary that matrix kernels like
+
+
+class FlatParameters:
+    """A module's parameters as views of one buffer, their gradients as views of another.
+
+    Attributes:
+        working: `[n]` in the working dtype; the module computes with views of it.
+        grad: `[n]` in the working dtype; `backward` adds into it.
+        master: `[n]` float32; the same tensor as `working` when that is float32.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.places: dict[str, tuple[int, torch.Size]] = {}
+        size = 0
+        for name, parameter in named:
+            self.places[name] = (size, parameter.shape)
+            size += -(-parameter.numel() // _ALIGN) * _ALIGN
+        self.working = torch.zeros(size, dtype=dtype, device=device)
+        self.grad = torch.zeros(size, dtype=dtype, device=device)
+        self.master = self.working if dtype == torch.float32 else torch.zeros(size, dtype=torch.float32, device=device)
+        with torch.no_grad():
+            for name, parameter in named:
+                self.view(self.master, name).copy_(parameter)
+                if self.master is not self.working:
+                    self.view(self.working, name).copy_(parameter)
+                parameter.data = self.view(self.working, name)
+                parameter.grad = self.view(self.grad, name)
+
+    def view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        """The part of a flat buffer that belongs to a parameter."""
+        start, shape = self.places[name]
+        return flat[start : start + shape.numel()].view(shape)
+
+    def named(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter's name with its part of a flat buffer."""
+        for name in self.places:
+            yield name, self.view(flat, name)
+
+    def zero_grad(self) -> None:
+        self.grad.zero_()
+
+    @torch.no_grad()
+    def refresh_working(self) -> None:
+        """Round the masters into the working weights."""
+        if self.master is not self.working:
+            self.working.copy_(self.master)
+
+    @torch.no_grad()
+    def load_working_into_masters(self) -> None:
+        """After the module's parameters were overwritten (a loaded checkpoint): take them as masters."""
+        if self.master is not self.working:
+            self.master.copy_(self.working)
+
+
+class FlatAdamW:
+    """AdamW with decoupled decay and clipping by the global norm; nothing is read on the host."""
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip: float = 1.0,
+    ) -> None:
+        self.flat, self.betas, self.eps, self.weight_decay, self.clip = flat, betas, eps, weight_decay, clip
+        self.exp_avg = torch.zeros_like(flat.master)
+        self.exp_avg_sq = torch.zeros_like(flat.master)
+        self.steps = torch.zeros((), dtype=torch.float32, device=flat.master.device)
+        self._grad = flat.grad if flat.grad.dtype == torch.float32 else torch.zeros_like(flat.master)
+        self._found_inf = torch.zeros((), dtype=torch.float32, device=flat.master.device)
+
+    @torch.no_grad()
+    def step(self, lr: float, grad_scale: float = 1.0) -> torch.Tensor:
+        """Clip and step; the gradients are cleared by the caller.
+
+        Args:
+            lr: learning rate, a host float.
+            grad_scale: factor on the gradients before clipping, e.g. 1 / drafters after they were summed.
+
+        Returns:
+            The norm of the scaled gradients before clipping, float32 scalar on the device.
+        """
+        flat = self.flat
+        norm = torch.linalg.vector_norm(flat.grad, dtype=torch.float32) * grad_scale
+        if self._grad is not flat.grad:
+            self._grad.copy_(flat.grad)
+        # The fused kernel divides the gradients by this: clipping costs no pass of its own.
+        divisor = ((norm + 1e-6) / self.clip).clamp_(min=1.0) / grad_scale
+        self.steps += 1
+        torch._fused_adamw_(
+            [flat.master],
+            [self._grad],
+            [self.exp_avg],
+            [self.exp_avg_sq],
+            [],
+            [self.steps],
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+            found_inf=self._found_inf,
+        )
+        flat.refresh_working()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs, by parameter name, so that it does not depend on the flat layout."""
+        flat = self.flat
+        return {
+            "steps": self.steps.clone(),
+            "master": {name: tensor.clone() for name, tensor in flat.named(flat.master)},
+            "exp_avg": {name: tensor.clone() for name, tensor in flat.named(self.exp_avg)},
+            "exp_avg_sq": {name: tensor.clone() for name, tensor in flat.named(self.exp_avg_sq)},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; the working weights follow the masters."""
+        flat = self.flat
+        self.steps.copy_(state["steps"])
+        for key, buffer in (("master", flat.master), ("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
+            for name, view in flat.named(buffer):
+                view.copy_(state[key][name])
+        flat.refresh_working()

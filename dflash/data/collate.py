@@ -1,0 +1,96 @@
+"""A place in the plan -> a batch in host memory: padded ids, anchors, labels, weights, and all counts the host needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dflash.data.dataset import Dataset
+from dflash.models.blocks import BlockGeometry, document_starts, sample_anchors, slot_labels
+from dflash.types import Batch, BatchSpec
+
+PADDING_DOCUMENT = np.iinfo(np.int32).max
+"""Document id of padding in packed rows: equal to no document's, and after them all."""
+
+
+class Collator:
+    """Builds batches; equal specs give equal batches.
+
+    Args:
+        dataset: where `sample_ids` point into.
+        geometry: anchors, block size and decay.
+        pin: page-locked tensors, for copies to a GPU that do not block. They come from torch's caching host allocator,
+            which takes a block back only when the copies out of it are done, so nothing is allocated in the long run.
+    """
+
+    def __init__(self, dataset: Dataset, geometry: BlockGeometry, pin: bool = False) -> None:
+        self.samples = dataset.samples
+        self.geometry = geometry
+        self.pin = pin
+
+    def __call__(self, spec: BatchSpec) -> Batch:
+        rows = [self.samples[index] for index in spec.sample_ids]
+        size, bucket, geometry = len(rows), spec.bucket, self.geometry
+        packed = any(row.document_ids is not None for row in rows)
+        ids, input_ids = self._new((size, bucket), torch.int64, 0)
+        mask = np.zeros((size, bucket), bool)
+        documents, document_ids = self._new((size, bucket), torch.int64, PADDING_DOCUMENT) if packed else (None, None)
+        anchors, anchors_out = self._new((size, geometry.anchors), torch.int64)
+        keep, keep_out = self._new((size, geometry.anchors), torch.bool)
+        starts, starts_out = self._new((size, geometry.anchors), torch.int64, 0)
+        rng = np.random.default_rng(spec.anchor_seed)
+        for place, row in enumerate(rows):
+            length = len(row.input_ids)
+            ids[place, :length] = row.input_ids
+            mask[place, :length] = row.loss_mask
+            anchors[place], keep[place] = sample_anchors(row.loss_mask, geometry.anchors, rng, row.document_ids)
+            if documents is not None:
+                documents[place, :length] = 0 if row.document_ids is None else row.document_ids
+                starts[place] = document_starts(anchors[place], documents[place])
+        labels, weights = slot_labels(ids, mask, anchors, keep, geometry, documents)
+        lengths = tuple(len(row.input_ids) for row in rows)
+        return Batch(
+            spec=spec,
+            input_ids=input_ids,
+            anchors=anchors_out,
+            keep=keep_out,
+            labels=self._from(labels),
+            weights=self._from(weights),
+            document_start=starts_out,
+            document_ids=document_ids,
+            weight_sum=float(weights.sum(dtype=np.float64)),
+            lengths=lengths,
+            tokens=sum(lengths),
+            padded_tokens=size * bucket,
+            loss_tokens=int(np.count_nonzero(mask)),
+            supervised_slots=int(np.count_nonzero(weights)),
+        )
+
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype, fill: int | None = None) -> tuple[np.ndarray, torch.Tensor]:
+        tensor = torch.empty(shape, dtype=dtype, pin_memory=self.pin)
+        array = tensor.numpy()
+        if fill is not None:
+            array.fill(fill)
+        return array, tensor
+
+    def _from(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self.pin else tensor
+
+
+def document_spans(document_ids: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
+    """The documents of packed rows as (row, start, end), rows and positions ascending; padding is left out.
+
+    For running the target per document: every document must start from position 0 and an empty state.
+
+    Args:
+        document_ids: int64 `[batch, length]` in host memory, as in `Batch`.
+    """
+    array = document_ids.numpy()
+    found = []
+    for row, line in enumerate(array):
+        edges = np.flatnonzero(np.diff(line, prepend=line[0] - 1, append=PADDING_DOCUMENT + 1))
+        for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            if line[start] != PADDING_DOCUMENT:
+                found.append((row, start, end))
+    return tuple(found)

@@ -1,0 +1,331 @@
+"""Files of conversations or token ids -> tokenised samples with a loss mask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dflash.config import Config, DataConfig
+from dflash.data.corpus import ensure_stdlib
+from dflash.data.dataset import Dataset, FlatBuilder, has_pair, pack
+from dflash.data.files import Progress
+from dflash.data.messages import conversation_of, inline_reasoning
+from dflash.data.template import BadSample, ChatRenderer, Rendered
+from dflash.data.tokenizer import load_tokenizer
+from dflash.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CHUNK = 512
+"""Conversations tokenised in one call, so that the tokenizer's own threads have work."""
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def open_data(config: Config, split: str = "train", limit: int | None = None, vocab_size: int | None = None) -> Dataset:
+    """The data set of a run: builds the standard-library corpus when asked for, loads the tokenizer, tokenises.
+
+    Args:
+        config: `data.tokenizer` wins; else the built-in target and the `stdlib` corpus share a tokenizer of
+            `target.tiny.vocab_size` tokens, and any other target brings its own.
+        split: `train` or `heldout`, for the `stdlib` corpus only.
+        limit: use only the first so many samples.
+        vocab_size: rows of the target's embedding; None checks ids against the tokenizer alone.
+
+    Raises:
+        UserError: anything wrong with the file, the tokenizer or the conversations.
+    """
+    tokenizer = load_tokenizer(config)
+    if vocab_size is None and config.target.model == "tiny-hybrid":
+        vocab_size = config.target.tiny.vocab_size
+    return load_samples(config.data, tokenizer, limit, vocab_size, split)
+
+
+def load_samples(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerFast | None,
+    limit: int | None = None,
+    vocab_size: int | None = None,
+    split: str = "train",
+) -> Dataset:
+    """Read, render, tokenise, cut to `config.max_length`, and pack if asked.
+
+    Args:
+        config: path, max_length, reasoning, turns, pack, skip_bad.
+        tokenizer: may be None for files of token ids.
+        limit: stop after so many samples.
+        vocab_size: ids must be below it; None takes the tokenizer's size.
+        split: `train` or `heldout`, for the path `stdlib` only.
+
+    Raises:
+        UserError: one line with file, line and reason; with `skip_bad`, bad lines are listed in the result instead.
+    """
+    if vocab_size is None and tokenizer is not None:
+        vocab_size = len(tokenizer)
+    path = stdlib_file(config, tokenizer, split) if config.path == "stdlib" else Path(config.path)
+    reader = _Reader(config, tokenizer, vocab_size)
+    for file in data_files(path):
+        if not reader.read(file, limit):
+            break
+    samples = reader.builder.build()
+    if not len(samples):
+        left_out = f" ({len(reader.skipped):,} left out, the first: {': '.join(reader.skipped[0])})" if reader.skipped else ""
+        raise UserError(f"{path}: the data set is empty{left_out}")
+    if config.pack:
+        samples = pack(samples, config.max_length)
+    return Dataset(samples, reader.skipped, tokenizer, reader.cut, reader.dropped)
+
+
+def stdlib_file(config: DataConfig, tokenizer: Any, split: str) -> Path:
+    """The standard library's conversations: those that the tokenizer was trained with, when it was."""
+    beside = Path(getattr(tokenizer, "name_or_path", "") or ".").parent / f"{split}.jsonl"
+    return beside if (beside.parent / "meta.json").is_file() else ensure_stdlib(config.cache) / f"{split}.jsonl"
+
+
+def data_files(path: Path) -> list[Path]:
+    """The file itself, or the data files of a folder in order of their names.
+
+    Raises:
+        UserError: nothing there.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if not files:
+            raise UserError(f"{path}: no {', '.join(SUFFIXES)} file in this folder")
+        return files
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; data.path takes a JSONL or Parquet file, a folder of them, or 'stdlib'")
+    return [path]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a file.
+
+    Attributes:
+        line: from 1 (item of a JSON array, row of a Parquet file).
+        value: what it holds, or None when it is broken.
+        reason: why it is broken.
+        bytes: its share of the file, for progress.
+    """
+
+    line: int
+    value: Any
+    reason: str = ""
+    bytes: int = 0
+
+
+def read_rows(path: Path, cache: str | Path = "cache") -> Iterator[Row]:
+    """The rows of a JSONL, JSON-array or Parquet file. Broken lines come with their reason.
+
+    Raises:
+        UserError: a file that cannot be read at all.
+    """
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet_rows(path, cache)
+            return
+        with path.open("rb") as file:
+            if file.read(64).lstrip()[:1] == b"[":
+                file.seek(0)
+                yield from _array_rows(path, file.read())
+                return
+            file.seek(0)
+            for line, raw in enumerate(file, 1):
+                if not raw.isspace():
+                    yield _json_row(line, raw)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _json_row(line: int, raw: bytes) -> Row:
+    try:
+        return Row(line, json.loads(raw), bytes=len(raw))
+    except UnicodeDecodeError as error:
+        return Row(line, None, f"not valid UTF-8 (byte {error.start + 1})", len(raw))
+    except ValueError as error:
+        where = f"{error.msg.lower()} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        return Row(line, None, f"not valid JSON: {where}", len(raw))
+
+
+def _array_rows(path: Path, raw: bytes) -> Iterator[Row]:
+    try:
+        rows = json.loads(raw)
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+    share = len(raw) // max(len(rows), 1)
+    for item, value in enumerate(rows, 1):
+        yield Row(item, value, bytes=share)
+
+
+def _parquet_rows(path: Path, cache: str | Path) -> Iterator[Row]:
+    import datasets
+    from pyarrow import ArrowException
+
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        table = datasets.Dataset.from_parquet(str(path), cache_dir=str(Path(cache) / "datasets"))
+    except (ArrowException, datasets.exceptions.DatasetsError, ValueError) as error:
+        raise UserError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+    share = path.stat().st_size // max(len(table), 1)
+    for number, value in enumerate(table, 1):
+        yield Row(number, value, bytes=share)
+
+
+class _Reader:
+    """Turns rows into samples, chunk by chunk. Lives for one call of `load_samples`."""
+
+    def __init__(self, config: DataConfig, tokenizer: Any, vocab_size: int | None) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.builder = FlatBuilder()
+        self.skipped: list[tuple[str, str]] = []
+        self.cut = 0
+        self.dropped = 0
+        self._renderer: ChatRenderer | None = None
+        self._knows_reasoning = True
+
+    def read(self, path: Path, limit: int | None) -> bool:
+        """Add the file's samples; false once the limit is reached."""
+        waiting: list[tuple[int, Rendered]] = []
+        with Progress(f"Tokenising {path.name}", path.stat().st_size, "bytes") as progress:
+            for row in read_rows(path, self.config.cache):
+                progress.advance(row.bytes)
+                try:
+                    self._one(path, row, waiting)
+                except BadSample as error:
+                    self._bad(path, row.line, str(error))
+                if len(waiting) >= CHUNK or (limit is not None and len(self.builder) + len(waiting) >= limit):
+                    self._flush(path, waiting)
+                    if limit is not None and len(self.builder) >= limit:
+                        return False
+            self._flush(path, waiting)
+        return limit is None or len(self.builder) < limit
+
+    def _bad(self, path: Path, line: int, reason: str) -> None:
+        if not self.config.skip_bad:
+            raise UserError(f"{path}:{line}: {reason}")
+        self.skipped.append((f"{path}:{line}", reason))
+
+    def _one(self, path: Path, row: Row, waiting: list[tuple[int, Rendered]]) -> None:
+        if row.value is None:
+            raise BadSample(row.reason or "empty line")
+        if not isinstance(row.value, Mapping):
+            raise BadSample(f"a {type(row.value).__name__} where an object is expected")
+        if row.value.get("input_ids") is not None:
+            ids, mask = token_ids_of(row.value, self.vocab_size)
+            self._flush(path, waiting)  # keeps the file's order
+            self._add(path, row.line, ids, mask)
+            return
+        conversation = conversation_of(row.value)
+        if conversation is None:
+            raise BadSample(_unknown_format(path, row.value))
+        messages, tools = conversation
+        renderer = self._chat(tools)
+        if not self._knows_reasoning:
+            messages = [inline_reasoning(message) for message in messages]
+        waiting.append((row.line, renderer(messages, tools)))
+
+    def _chat(self, tools: Sequence[Any] | None) -> ChatRenderer:
+        if self.tokenizer is None:
+            raise UserError("conversations need a tokenizer: --set data.tokenizer=FOLDER")
+        if self._renderer is None:
+            self._renderer = ChatRenderer(self.tokenizer, self.config.reasoning, self.config.turns)
+            template = self._renderer.template(tools)
+            self._knows_reasoning = any(name in template for name in ("reasoning_content", "thinking", ".reasoning"))
+        return self._renderer
+
+    def _flush(self, path: Path, waiting: list[tuple[int, Rendered]]) -> None:
+        if not waiting:
+            return
+        # The rendering already holds the special tokens that the template wants.
+        encodings = self.tokenizer.backend_tokenizer.encode_batch([item.text for _, item in waiting], add_special_tokens=False)
+        for (line, rendered), encoding in zip(waiting, encodings, strict=True):
+            ids = np.array(encoding.ids, np.int32)
+            mask = token_mask(np.array(encoding.offsets, np.int64).reshape(-1, 2), rendered.spans)
+            try:
+                _check_ids(ids, self.vocab_size)
+                self._add(path, line, ids, mask)
+            except BadSample as error:
+                self._bad(path, line, str(error))
+        waiting.clear()
+
+    def _add(self, path: Path, line: int, ids: np.ndarray, mask: np.ndarray) -> None:
+        longest = self.config.max_length
+        if not has_pair(mask[:longest]):
+            self.dropped += 1
+            self.skipped.append((f"{path}:{line}", f"no two supervised tokens in a row within the first {longest}"))
+            return
+        self.cut += len(ids) > longest
+        self.builder.add(ids[:longest], mask[:longest], str(path), line)
+
+
+def token_mask(offsets: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Which tokens lie in the spans: those that start in one, or end in it and hold no character before it.
+
+    A token that begins in the prompt and ends in the answer is not the assistant's: it never generates such a one.
+
+    Args:
+        offsets: int64 `[tokens, 2]`, characters `[start, end)` of each token.
+        spans: ascending, disjoint.
+
+    Returns:
+        bool `[tokens]`.
+    """
+    starts, ends = np.array(spans, np.int64).T
+    place = np.searchsorted(starts, offsets[:, 0], side="right") - 1
+    return (place >= 0) & (offsets[:, 0] < ends[place])
+
+
+def token_ids_of(row: Mapping[str, Any], vocab_size: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Ready token ids and their mask.
+
+    Raises:
+        BadSample: no mask, lengths that differ, values that are no ids, ids outside the vocabulary.
+    """
+    raw, flags = row["input_ids"], row.get("loss_mask")
+    if flags is None:
+        raise BadSample(f"'input_ids' without 'loss_mask' (found: {', '.join(row)})")
+    try:
+        ids, mask = np.array(raw), np.array(flags)
+    except ValueError:
+        raise BadSample("'input_ids' and 'loss_mask' must be flat lists") from None
+    if ids.ndim != 1 or mask.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+        raise BadSample("'input_ids' must be a flat list of integers, 'loss_mask' one of 0 and 1")
+    if len(ids) != len(mask):
+        raise BadSample(f"'input_ids' has {len(ids)} entries, 'loss_mask' {len(mask)}")
+    if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
+        raise BadSample("'loss_mask' may hold only 0 and 1")
+    if not mask.any():
+        raise BadSample("no assistant text: 'loss_mask' is all 0")
+    _check_ids(ids, vocab_size)
+    return ids.astype(np.int32), mask.astype(bool)
+
+
+def _check_ids(ids: np.ndarray, vocab_size: int | None) -> None:
+    wrong = np.flatnonzero((ids < 0) | (ids >= (vocab_size if vocab_size is not None else 2**31 - 1)))
+    if len(wrong):
+        first = int(wrong[0])
+        raise BadSample(f"token id {int(ids[first])} at position {first} is outside the vocabulary of {vocab_size}")
+
+
+def _unknown_format(path: Path, row: Mapping[str, Any]) -> str:
+    texts = [name for name, value in row.items() if isinstance(value, str)]
+    user = next((name for name in ("question", "prompt", "instruction", "input", "query") if name in texts), None)
+    answers = ("answer", "response", "output", "completion", "solution", "canonical_solution", "chosen")
+    assistant = next((name for name in answers if name in texts), None)
+    return (
+        f"no 'conversations', 'messages' or 'input_ids' (found: {', '.join(map(str, row)) or 'nothing'}); convert with "
+        f"`dflash prepare --from {path} --user {user or 'FIELD'} --assistant {assistant or 'FIELD'} --out FILE`"
+    )

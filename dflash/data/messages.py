@@ -1,0 +1,149 @@
+"""One spelling for the conversations that people have: OpenAI's, ShareGPT's, with tools and with thoughts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dflash.data.template import BadSample, Message
+
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "ipython": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+}
+KEPT = ("name", "tool_call_id")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+
+def conversation_of(row: Mapping[str, Any]) -> tuple[list[Message], list[Any] | None] | None:
+    """The messages and tools of a row, or None when it holds no conversation.
+
+    Raises:
+        BadSample: a conversation in no known spelling.
+    """
+    turns = row.get("messages") if row.get("messages") is not None else row.get("conversations")
+    if turns is None:
+        turns = row.get("conversation")
+    if turns is None:
+        return None
+    turns, tools = _decoded(turns), _decoded(row.get("tools"))
+    if not isinstance(turns, list):
+        raise BadSample(f"the conversation is a {type(turns).__name__}, not a list of messages")
+    messages = [normalise(turn, number) for number, turn in enumerate(turns, 1)]
+    system = row.get("system")
+    if isinstance(system, str) and system and not (messages and messages[0]["role"] == "system"):
+        messages.insert(0, {"role": "system", "content": system})
+    if not messages:
+        raise BadSample("no assistant text: the conversation is empty")
+    if tools is not None and not isinstance(tools, list):
+        raise BadSample(f"'tools' is a {type(tools).__name__}, not a list")
+    return messages, tools or None
+
+
+def normalise(turn: Any, number: int) -> Message:
+    """A message with `role` (user, assistant, system, developer, tool) and `content` (a string, maybe empty).
+
+    The assistant's may also have `reasoning_content` (split off from `<think>` in the content) and `tool_calls`
+    (`[{"type": "function", "function": {"name", "arguments": dict or str}}]`).
+
+    Raises:
+        BadSample: neither `role`/`content` nor `from`/`value`, an unknown role, or content that is no text.
+    """
+    if not isinstance(turn, Mapping):
+        raise BadSample(f"message {number} is a {type(turn).__name__}, not an object with 'role' and 'content'")
+    spoken = turn.get("role") or turn.get("from")
+    if not isinstance(spoken, str):
+        raise BadSample(f"message {number} has neither 'role' nor 'from' (found: {', '.join(turn) or 'nothing'})")
+    role = ROLES.get(spoken.lower())
+    if role is None:
+        raise BadSample(f"message {number} has the unknown role {spoken!r}")
+    content = turn.get("content") if turn.get("content") is not None else turn.get("value")
+    text = _text(content, number)
+    message: Message = {"role": role, "content": text}
+    message.update({name: turn[name] for name in KEPT if turn.get(name)})
+    if role != "assistant":
+        return message
+    calls = _decoded(turn.get("tool_calls"))
+    if spoken.lower() == "function_call":
+        call = _decoded(text)
+        if isinstance(call, dict) and "name" in call:
+            calls, message["content"] = [call], ""
+    if calls:
+        message["tool_calls"] = [_tool_call(call, number) for call in calls]
+    thoughts = next((turn[name] for name in REASONING_FIELDS if isinstance(turn.get(name), str) and turn[name]), "")
+    if not thoughts and "</think>" in message["content"]:
+        before, _, answer = message["content"].partition("</think>")
+        if before.lstrip().startswith("<think>") or "<think>" not in before:
+            thoughts = before.replace("<think>", "", 1).strip("\n")
+            message["content"] = answer.lstrip("\n")
+    if thoughts.strip():
+        message["reasoning_content"] = thoughts
+    return message
+
+
+def inline_reasoning(message: Message) -> Message:
+    """The thoughts written into the content, for a template that knows no `reasoning_content`."""
+    thoughts = message.get("reasoning_content")
+    if not thoughts:
+        return message
+    rest = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return {**rest, "content": f"<think>\n{thoughts}\n</think>\n\n{message['content']}"}
+
+
+def _decoded(value: Any) -> Any:
+    """The value, or what its JSON says when it is a string of JSON."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _text(content: Any, number: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):  # content parts
+        parts = []
+        for part in content:
+            if isinstance(part, str):
+                parts.append(part)
+            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                parts.append(part["text"])
+            else:
+                kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+                raise BadSample(f"message {number} holds {kind!r} content; only text can be trained on")
+        return "".join(parts)
+    raise BadSample(f"message {number} has content of type {type(content).__name__}, not text")
+
+
+def _tool_call(call: Any, number: int) -> Message:
+    call = _decoded(call)
+    function = _decoded(call.get("function", call)) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadSample(f"message {number} has a tool call without a function name")
+    arguments = _decoded(function.get("arguments", function.get("parameters")))
+    shaped: Message = {
+        "type": "function",
+        "function": {"name": function["name"], "arguments": {} if arguments is None else arguments},
+    }
+    if isinstance(call.get("id"), str):
+        shaped["id"] = call["id"]
+    return shaped

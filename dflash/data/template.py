@@ -1,0 +1,316 @@
+"""A chat rendered with a template, and which characters of it are the assistant's, proven rather than guessed.
+
+Templates with `{% generation %}` say it themselves. For the others the template is rendered once more with unique
+words in place of all texts; the literal pieces between those words tell where a generation prompt ends and where a
+turn ends, and the real rendering must equal those pieces with the real texts between them, character for character.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from dflash.errors import UserError
+
+Message = dict[str, Any]
+Span = tuple[int, int]
+
+GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+WORD = re.compile(r"Xq(\d{5})([crn])Qx")
+FIXED_DATE = "26 Jul 2024"  # the date that Llama's templates fall back to; the clock's would change the data every day
+
+# What a template does to a text before it shows it: nothing, some trimming, or JSON's escapes.
+VARIANTS: tuple[Callable[[str], str], ...] = (
+    lambda text: text,
+    lambda text: text.strip(),
+    lambda text: text.lstrip("\n"),
+    lambda text: text.rstrip(),
+    lambda text: text.strip("\n"),
+    lambda text: text.lstrip(),
+    lambda text: text.rstrip("\n"),
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: json.dumps(text)[1:-1],
+)
+
+
+class BadSample(ValueError):
+    """One conversation that cannot be used; the reader adds file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text.
+
+    Attributes:
+        text: the whole rendering.
+        spans: `[start, end)` characters that the loss covers, ascending, one or more.
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Skeleton:
+    """What a template adds around the texts of conversations of one shape.
+
+    Attributes:
+        literals: the template's own pieces; one more than slots.
+        slots: (message index, kind) of the text after each literal but the last.
+        turns: for each assistant message: (literal index, offset) where it starts and where it ends.
+    """
+
+    literals: tuple[str, ...]
+    slots: tuple[tuple[int, str], ...]
+    turns: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+
+
+@dataclass
+class ChatRenderer:
+    """Renders conversations with a tokenizer's template and marks the assistant's part.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        reasoning: `train` or `mask` the text between `<think>` and `</think>`.
+        turns: supervise `all` assistant turns or the `last` (everything after the last user's message).
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+
+    tokenizer: Any
+    reasoning: str = "train"
+    turns: str = "all"
+    _skeletons: dict[str, _Skeleton] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.template(None)
+
+    def template(self, tools: Sequence[Any] | None) -> str:
+        """The template's source, by whether there are tools (some tokenizers have two)."""
+        try:
+            return self.tokenizer.get_chat_template(tools=tools)
+        except ValueError:
+            name = getattr(self.tokenizer, "name_or_path", "") or type(self.tokenizer).__name__
+            raise UserError(
+                f"tokenizer {name}: no chat template, so conversations cannot be rendered; give token ids "
+                '({"input_ids", "loss_mask"}) or another --set data.tokenizer=...'
+            ) from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The template's text for `messages`.
+
+        Raises:
+            BadSample: the template refuses them (roles that must alternate, say).
+        """
+        return self._render(messages, tools, False, add_generation_prompt, **variables)[0]
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        track: bool,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> tuple[str, list[Span]]:
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            texts, spans = cast(Any, render_jinja_template)(  # its annotation forgets the spans
+                [list(messages)],
+                tools=list(tools) if tools else None,
+                chat_template=self.template(tools),
+                return_assistant_tokens_mask=track,
+                add_generation_prompt=add_generation_prompt,
+                **{"date_string": FIXED_DATE, **self.tokenizer.special_tokens_map, **variables},
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise BadSample(
+                f"the chat template refuses it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            ) from None
+        return texts[0], list(spans[0]) if spans else []
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> Rendered:
+        """Render a conversation (as `normalise` leaves it) and find the assistant's spans.
+
+        Raises:
+            BadSample: no assistant text, a template that refuses the conversation, or spans that cannot be proven.
+        """
+        speakers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        if not any(has_text(messages[index]) for index in speakers):
+            raise BadSample("no assistant text")
+        if GENERATION_TAG.search(self.template(tools)):
+            text, spans = self._render(messages, tools, True)
+            if not spans:
+                raise BadSample("the chat template marks no assistant text (its {% generation %} part is never reached)")
+        else:
+            text, spans = self._spans_by_words(messages, tools)
+        if self.turns == "last":
+            spans = self._last_turn(messages, speakers, spans)
+        if self.reasoning == "mask":
+            spans = [(after_reasoning(text, start, end), end) for start, end in spans]
+        spans = [span for span in spans if span[0] < span[1]]
+        if not spans:
+            raise BadSample("no assistant text left to train on")
+        return Rendered(text, tuple(spans))
+
+    def _last_turn(self, messages: Sequence[Message], speakers: list[int], spans: list[Span]) -> list[Span]:
+        asked = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        count = sum(index > asked for index in speakers)
+        if count == 0:
+            raise BadSample("no assistant text after the last user's message")
+        # A template that joins or splits messages breaks the count; its last span is still the last turn's.
+        return spans[-count:] if len(spans) == len(speakers) else spans[-1:]
+
+    def _spans_by_words(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[str, list[Span]]:
+        text = self.render(messages, tools)
+        key = json.dumps([[_shape(message) for message in messages], tools], sort_keys=True, default=str)
+        skeleton = self._skeletons.get(key)
+        if skeleton is None:
+            skeleton = self._make_skeleton(messages, tools)
+            if len(self._skeletons) < 4096:
+                self._skeletons[key] = skeleton
+        places = _match(text, skeleton, messages)
+        if places is not None:
+            spans = [(places[a] + da, places[b] + db) for (a, da), (b, db) in skeleton.turns]
+        else:
+            spans = self._spans_by_prefixes(text, messages, tools)
+        return text, spans
+
+    def _make_skeleton(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> _Skeleton:
+        worded = [_with_words(index, message) for index, message in enumerate(messages)]
+        literals, slots = _split(self.render(worded, tools))
+        turns = []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant" or not has_text(message):
+                continue
+            own = [place for place, slot in enumerate(slots) if slot[0] == index]
+            if not own:
+                raise BadSample(f"the chat template leaves out the assistant's message {index + 1}")
+            start = (own[0], self._start_in(literals[own[0]], worded[:index], tools))
+            end = (own[-1] + 1, self._end_in(literals[own[-1] + 1], worded[: index + 1], tools))
+            turns.append((start, end))
+        return _Skeleton(tuple(literals), tuple(slots), tuple(turns))
+
+    def _start_in(self, literal: str, before: Sequence[Message], tools: Sequence[Any] | None) -> int:
+        """Where in the piece before the assistant's words its own writing starts: after the generation prompt.
+
+        The whole piece when the prompt is not to be recognised in it: then only the words themselves are supervised.
+        """
+        try:
+            plain, prompt = (_split(self.render(before, tools, add_generation_prompt=flag))[0][-1] for flag in (False, True))
+        except BadSample:
+            return len(literal)
+        return len(prompt) if prompt != plain and literal.startswith(prompt) else len(literal)
+
+    def _end_in(self, literal: str, until: Sequence[Message], tools: Sequence[Any] | None) -> int:
+        """Where in the piece after the assistant's words its turn ends: after the token that the model stops with."""
+        try:
+            tail = _split(self.render(until, tools))[0][-1]
+        except BadSample:
+            tail = ""
+        common = _common_prefix(tail, literal)
+        ends = [common.rindex(token) + len(token) for token in self._special() if token in common]
+        if ends:
+            return max(ends)
+        return len(common.rstrip()) if common == tail else 0
+
+    def _special(self) -> list[str]:
+        added = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return added or [token for token in self.tokenizer.all_special_tokens if token]
+
+    def _spans_by_prefixes(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Span]:
+        """For templates that look into the texts: every shorter conversation must be a prefix of the whole one."""
+        spans = []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = self.render(messages[:index], tools, add_generation_prompt=True)
+            turn = self.render(messages[: index + 1], tools)
+            if not (prompt != self.render(messages[:index], tools) and text.startswith(turn) and turn.startswith(prompt)):
+                raise BadSample(
+                    "which part is the assistant's cannot be proven under this chat template; add {% generation %} tags to it"
+                )
+            tail = turn[len(prompt) :]
+            ends = [tail.rindex(token) + len(token) for token in self._special() if token in tail]
+            spans.append((len(prompt), len(prompt) + (max(ends) if ends else len(tail.rstrip()))))
+        return spans
+
+
+def has_text(message: Message) -> bool:
+    """Whether the message says anything: content, reasoning or a tool call."""
+    return bool(message.get("content", "").strip() or message.get("reasoning_content", "").strip() or message.get("tool_calls"))
+
+
+def after_reasoning(text: str, start: int, end: int) -> int:
+    """Where the answer begins in an assistant's span: behind `</think>` and the white space after it.
+
+    The opening tag may lie inside the span or, put there by the generation prompt, just before it.
+    """
+    found = re.compile(r"\s*(<think>)?.*?</think>\s*", re.DOTALL).match(text, start, end)
+    if found and (found[1] or text[:start].rstrip().endswith("<think>")):
+        return found.end()
+    return start
+
+
+def _common_prefix(one: str, other: str) -> str:
+    length = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:length]
+
+
+def _shape(message: Message) -> Message:
+    """The message without its texts: equal shapes get equal pieces from a template."""
+    texts: Message = {name: bool(message[name]) for name in ("content", "reasoning_content") if name in message}
+    return {**message, **texts}
+
+
+def _with_words(index: int, message: Message) -> Message:
+    result = dict(message)
+    for name, kind in (("content", "c"), ("reasoning_content", "r")):
+        if message.get(name):
+            result[name] = f"Xq{index:05d}{kind}Qx"
+    if not message.get("content") and message.get("tool_calls"):
+        first, *others = message["tool_calls"]
+        result["tool_calls"] = [{**first, "function": {**first["function"], "name": f"Xq{index:05d}nQx"}}, *others]
+    return result
+
+
+def _split(text: str) -> tuple[list[str], list[tuple[int, str]]]:
+    parts = WORD.split(text)
+    return parts[::3], [(int(index), kind) for index, kind in zip(parts[1::3], parts[2::3], strict=True)]
+
+
+def _text_of(message: Mapping[str, Any], kind: str) -> str:
+    if kind == "n":
+        return message["tool_calls"][0]["function"]["name"]
+    return message["content" if kind == "c" else "reasoning_content"]
+
+
+def _match(text: str, skeleton: _Skeleton, messages: Sequence[Message]) -> list[int] | None:
+    """Start of every literal in `text`, or None when `text` is not the literals with the messages' texts between."""
+    literals = skeleton.literals
+    if not text.startswith(literals[0]):
+        return None
+    places, position = [0], len(literals[0])
+    for (index, kind), literal in zip(skeleton.slots, literals[1:], strict=True):
+        raw = _text_of(messages[index], kind)
+        for variant in VARIANTS:
+            shown = variant(raw)
+            after = position + len(shown)
+            if text.startswith(shown, position) and text.startswith(literal, after):
+                break
+        else:
+            return None
+        places.append(after)
+        position = after + len(literal)
+    return places if position == len(text) else None

@@ -1,0 +1,117 @@
+"""batch: what is in the batches, from host data, before anything moves to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dflash.observe.collectors.base import Collector, Sources
+from dflash.observe.metric import Metric
+
+_HOST = "counters of the prefetcher, from host data at collation"
+
+
+@dataclass(frozen=True)
+class _Counts:
+    batches: int
+    tokens: int
+    padded_tokens: int
+    loss_tokens: int
+    samples: int
+    lengths: Mapping[int, int]
+
+    def since(self, before: _Counts) -> _Counts:
+        lengths = {
+            length: count - before.lengths.get(length, 0)
+            for length, count in self.lengths.items()
+            if count != before.lengths.get(length, 0)
+        }
+        return _Counts(
+            self.batches - before.batches,
+            self.tokens - before.tokens,
+            self.padded_tokens - before.padded_tokens,
+            self.loss_tokens - before.loss_tokens,
+            self.samples - before.samples,
+            lengths,
+        )
+
+
+class BatchCollector(Collector):
+    """Takes deltas of the prefetcher's counters."""
+
+    name = "batch"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("batch/batches", "batches", "delta", "batches collated", _HOST),
+        Metric("batch/tokens", "tokens", "delta", "real (non-padding) tokens", _HOST),
+        Metric("batch/padded_tokens", "tokens", "delta", "tokens, padding included", _HOST),
+        Metric("batch/loss_token_fraction", "1", "ratio", "supervised share of the real tokens", _HOST, weight="batch/tokens"),
+        Metric("batch/padding_efficiency", "1", "ratio", "real tokens over padded tokens", _HOST, weight="batch/padded_tokens"),
+        Metric("batch/size", "samples", "ratio", "samples in a batch", _HOST, weight="batch/batches"),
+        Metric("batch/length_p50", "tokens", "instant", "median length of the samples", _HOST),
+        Metric("batch/length_p95", "tokens", "instant", "95% of the samples were at most this long", _HOST),
+    )
+
+    def __init__(self, sources: Sources) -> None:
+        super().__init__(sources)
+        self._before: _Counts | None = None
+        self._lengths: dict[int, int] = {}
+
+    def reset(self) -> None:
+        self._before = None
+        self._lengths.clear()
+
+    def sample(self, now_ns: int) -> dict[str, float]:
+        prefetcher = self.sources.prefetcher
+        if prefetcher is None:
+            return {}
+        now = _read(prefetcher.counters)
+        before, self._before = self._before, now
+        if before is None:
+            return {}
+        delta = now.since(before)
+        for length, count in delta.lengths.items():
+            self._lengths[length] = self._lengths.get(length, 0) + count
+        return {**_values(delta), **_quantiles(delta.lengths)}
+
+    def flush(self) -> dict[str, float]:
+        values = _quantiles(self._lengths)
+        self._lengths.clear()
+        return values
+
+
+def _read(counters: Any) -> _Counts:
+    return _Counts(
+        counters.batches,
+        counters.tokens,
+        counters.padded_tokens,
+        counters.loss_tokens,
+        counters.samples,
+        counters.lengths.copy(),
+    )
+
+
+def _values(delta: _Counts) -> dict[str, float]:
+    values = {
+        "batch/batches": float(delta.batches),
+        "batch/tokens": float(delta.tokens),
+        "batch/padded_tokens": float(delta.padded_tokens),
+    }
+    if delta.tokens > 0:
+        values["batch/loss_token_fraction"] = delta.loss_tokens / delta.tokens
+    if delta.padded_tokens > 0:
+        values["batch/padding_efficiency"] = delta.tokens / delta.padded_tokens
+    if delta.batches > 0:
+        values["batch/size"] = delta.samples / delta.batches
+    return values
+
+
+def _quantiles(lengths: Mapping[int, int]) -> dict[str, float]:
+    """Nearest rank: a length that some sample has."""
+    total, below = sum(lengths.values()), 0
+    wanted = {"batch/length_p50": 0.5 * total, "batch/length_p95": 0.95 * total}
+    values: dict[str, float] = {}
+    for length in sorted(lengths):
+        below += lengths[length]
+        values.update((key, float(length)) for key, rank in wanted.items() if key not in values and below >= rank and total)
+    return values

@@ -1,0 +1,92 @@
+"""gpu: utilisation, memory, power, temperature and throttling of the GPUs in use, through NVML."""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar
+
+from dflash.observe.collectors.base import Collector, Sources
+from dflash.observe.metric import Metric
+from dflash.observe.nvml import GpuReader, handle_of, pynvml
+from dflash.observe.roles import Role
+
+_NVML = "NVML, by UUID, in a thread for each GPU"
+_UTIL = "share of the last moments (1/6 s to 1 s) in which some kernel ran; not how full the GPU was"
+_KEYS = (
+    ("util_pct", "%", _UTIL),
+    ("mem_used_gb", "GB", "memory in use by all processes, the driver's reserve not counted"),
+    ("mem_used_with_reserve_gb", "GB", "memory in use with the driver's reserve; in place of mem_used_gb on old drivers"),
+    ("power_w", "W", "power drawn by the board"),
+    ("temp_c", "°C", "temperature of the GPU"),
+    ("throttle_power", "1", "1 while clocks are held down by the power limit"),
+    ("throttle_thermal_sw", "1", "1 while clocks are held down by the driver for heat"),
+    ("throttle_thermal_hw", "1", "1 while clocks are held down by the hardware for heat"),
+    ("throttle_slowdown_hw", "1", "1 while the hardware slows the clocks by half or more"),
+    ("throttle_power_brake_hw", "1", "1 while an external power brake holds clocks down"),
+)
+_MEANS = ("util_pct", "mem_used_gb", "power_w", "temp_c")
+SLOW_S = 2.0
+
+
+class GpuCollector(Collector):
+    """Wakes the GPUs' readers at each tick and reports what they read since the last one."""
+
+    name = "gpu"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        *(
+            Metric(f"gpu/{role}_mean/{key}", unit, "instant", f"mean over the {role}s' GPUs: {meaning}", _NVML)
+            for role in ("target", "drafter")
+            for key, unit, meaning in _KEYS
+            if key in _MEANS
+        ),
+        *(Metric(f"gpu/{{i}}/{key}", unit, "instant", meaning, _NVML) for key, unit, meaning in _KEYS),
+    )
+
+    def __init__(self, sources: Sources) -> None:
+        super().__init__(sources)
+        self._opener: threading.Thread | None = None
+        self._readers: tuple[GpuReader, ...] = ()
+        self._error: Exception | None = None
+        self._closed = False
+
+    def throw(self, on: bool) -> None:
+        if on and self._opener is None and self.sources.roles.gpu_uuids:
+            self._opener = threading.Thread(target=self._open, name="nvml-open", daemon=True)
+            self._opener.start()
+
+    def sample(self, now_ns: int) -> dict[str, float]:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        readings = {reader.index: reader.take() for reader in self._readers}
+        values = {f"gpu/{index}/{key}": value for index, one in readings.items() for key, value in one.items()}
+        roles: tuple[Role, ...] = ("target", "drafter")
+        for role in roles:
+            indexes = self.sources.roles.cuda_indexes(role)
+            for key in _MEANS:
+                known = [readings[index][key] for index in indexes if key in readings.get(index, {})]
+                if known:
+                    values[f"gpu/{role}_mean/{key}"] = sum(known) / len(known)
+        return values
+
+    def close(self) -> None:
+        self._closed = True
+        ended = [reader.close() for reader in self._readers]
+        # A reader stuck in a call keeps NVML open: shutting it down under a call is not safe.
+        if ended and all(ended):
+            pynvml.nvmlShutdown()
+
+    def _open(self) -> None:
+        """Initialise NVML and find the GPUs, in a thread: on a sick driver this may take long."""
+        try:
+            pynvml.nvmlInit()
+        except Exception as error:
+            self._error = error
+            return
+        readers = []
+        for index, uuid in self.sources.roles.gpu_uuids:
+            try:
+                readers.append(GpuReader(index, handle_of(uuid), self.sources.report, slow_s=SLOW_S))
+            except pynvml.NVMLError as error:
+                self.sources.report(f"gpu {index}: not found in NVML by its UUID {uuid}: {error}")
+        self._readers = tuple(readers)

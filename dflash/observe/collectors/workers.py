@@ -1,0 +1,131 @@
+"""workers: what every target and every drafter does with its time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dflash.observe.collectors.base import Collector, Sources
+from dflash.observe.metric import Metric
+from dflash.observe.recorder import WorkerRecorder
+from dflash.observe.roles import Role
+
+ROLES: tuple[Role, ...] = ("target", "drafter")
+_COUNTERS = "the worker's own counters"
+
+
+def _metrics() -> tuple[Metric, ...]:
+    found: list[Metric] = []
+    for role, unit in (("target", "batch"), ("drafter", "optimizer step")):
+        key = f"{role}/{{i}}"
+        found += [
+            Metric(f"{key}/batches", "batches", "delta", "batches finished", _COUNTERS),
+            Metric(f"{key}/tokens", "tokens", "delta", "real (non-padding) tokens of those batches", _COUNTERS),
+            Metric(f"{key}/samples", "samples", "delta", "samples of those batches", _COUNTERS),
+            Metric(f"{key}/step", f"{unit}s", "instant", f"{unit} reached", _COUNTERS, reduce="last"),
+            Metric(
+                f"{key}/busy_s",
+                "s",
+                "delta",
+                "time at work: on CUDA the stages' time on the stream, absent while `profile` is off; on the CPU host time",
+                f"{_COUNTERS}; on CUDA the event pairs of `profile`",
+            ),
+            Metric(f"{key}/wait_in_s", "s", "delta", "host time waiting for input, the wait in progress included", _COUNTERS),
+            Metric(f"{key}/wait_out_s", "s", "delta", "host time waiting to hand on its work, likewise", _COUNTERS),
+            Metric(f"{key}/tokens_per_second", "tokens/s", "rate", "tokens finished per second of wall time", _COUNTERS),
+            Metric(
+                f"{key}/capacity_tokens_per_second",
+                "tokens/s",
+                "ratio",
+                "tokens per second at work: the rate if it never waited; absent when nothing was finished",
+                _COUNTERS,
+                weight=f"{key}/busy_s",
+            ),
+        ]
+    for role in ROLES:
+        found.append(
+            Metric(
+                f"{role}/skew",
+                "1",
+                "ratio",
+                f"tokens of the busiest {role} over the mean of all {role}s; 1 is even; absent with one {role}",
+                _COUNTERS,
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    batches: int
+    tokens: int
+    samples: int
+    busy_ns: int | None
+    wait_in_ns: int
+    wait_out_ns: int
+
+
+class WorkersCollector(Collector):
+    """Takes deltas of each worker's single-writer counters."""
+
+    name = "workers"
+    metrics: ClassVar[tuple[Metric, ...]] = _metrics()
+
+    def __init__(self, sources: Sources) -> None:
+        super().__init__(sources)
+        self._before: dict[str, tuple[int, _Counts]] = {}
+
+    def throw(self, on: bool) -> None:
+        for recorder in self.sources.recorders:
+            recorder.count = on
+
+    def reset(self) -> None:
+        self._before.clear()
+
+    def sample(self, now_ns: int) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for role in ROLES:
+            tokens = []
+            for recorder in self.sources.workers(role):
+                one = self._worker(recorder, now_ns)
+                values.update(one)
+                if (key := f"{recorder.label}/tokens") in one:
+                    tokens.append(one[key])
+            if len(tokens) > 1 and sum(tokens) > 0:
+                values[f"{role}/skew"] = max(tokens) * len(tokens) / sum(tokens)
+        return values
+
+    def _worker(self, recorder: WorkerRecorder, now_ns: int) -> dict[str, float]:
+        label = recorder.label
+        before_ns, before = self._before.get(label, (0, None))
+        now = _read(recorder, now_ns)
+        self._before[label] = now_ns, now
+        values = {f"{label}/step": float(recorder.step)}
+        if before is None or now_ns <= before_ns:
+            return values
+        tokens = now.tokens - before.tokens
+        values[f"{label}/batches"] = float(now.batches - before.batches)
+        values[f"{label}/tokens"] = float(tokens)
+        values[f"{label}/samples"] = float(now.samples - before.samples)
+        # A wait in progress may have been counted a little too long; the totals put it right at the next sample.
+        values[f"{label}/wait_in_s"] = max(0, now.wait_in_ns - before.wait_in_ns) / 1e9
+        values[f"{label}/wait_out_s"] = max(0, now.wait_out_ns - before.wait_out_ns) / 1e9
+        values[f"{label}/tokens_per_second"] = tokens * 1e9 / (now_ns - before_ns)
+        if now.busy_ns is not None and before.busy_ns is not None:
+            busy_s = (now.busy_ns - before.busy_ns) / 1e9
+            values[f"{label}/busy_s"] = busy_s
+            if busy_s > 0.0 and tokens > 0:
+                values[f"{label}/capacity_tokens_per_second"] = tokens / busy_s
+        return values
+
+
+def _read(recorder: WorkerRecorder, now_ns: int) -> _Counts:
+    """The counters, waits in progress added. Their starts are read first: see `pipeline._read`."""
+    in_since, out_since = recorder.wait_in_since_ns, recorder.wait_out_since_ns
+    wait_in_ns = recorder.wait_in_ns + (max(0, now_ns - in_since) if in_since else 0)
+    wait_out_ns = recorder.wait_out_ns + (max(0, now_ns - out_since) if out_since else 0)
+    busy_ns: int | None = recorder.busy_ns
+    if recorder.device.is_cuda:
+        # The host only enqueues there: its time at work says nothing about the GPU's.
+        busy_ns = recorder.gpu_busy_ns() if any(timer.on for timer in tuple(recorder.timers.values())) else None
+    return _Counts(recorder.batches, recorder.tokens, recorder.samples, busy_ns, wait_in_ns, wait_out_ns)

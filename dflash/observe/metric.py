@@ -1,0 +1,53 @@
+"""What a key means: the vocabulary of the registry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal["instant", "delta", "ratio", "rate"]
+Reduce = Literal["mean", "sum", "max", "last"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One key, or a family of keys that differ in a name or number written `{...}`.
+
+    Attributes:
+        key: e.g. `gpu/{i}/util_pct`; a placeholder stands for any text without a slash.
+        unit: of the number; `1` for a share or a plain ratio, `batches`, `ms`, ...
+        kind: instant (a state at the sample), delta (since the last sample), rate (delta per second), ratio (of two).
+        reduce: how the ticks of a flush window become one number; by default delta adds up, others average.
+        weight: key of the delta that weighs the mean, so that a ratio over the window is exact; default the tick's length.
+    """
+
+    key: str
+    unit: str
+    kind: Kind
+    meaning: str
+    source: str
+    reduce: Reduce | None = None
+    weight: str | None = None
+
+    @property
+    def reduction(self) -> Reduce:
+        return self.reduce or ("sum" if self.kind == "delta" else "mean")
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the keys of this family; a placeholder is a named group."""
+        parts = re.split(r"\{(\w+)\}", self.key)
+        return re.compile("".join(f"(?P<{part}>[^/]+)" if odd % 2 else re.escape(part) for odd, part in enumerate(parts)))
+
+    def weight_of(self, key: str) -> str:
+        """The weight's key that goes with `key`: its placeholders filled in from there."""
+        match = self.pattern.fullmatch(key)
+        return "" if match is None or self.weight is None else self.weight.format_map(match.groupdict())
+
+
+def find_metric(metrics: Iterable[Metric], key: str) -> Metric | None:
+    """What a key means, or None when nobody has said."""
+    return next((metric for metric in metrics if metric.pattern.fullmatch(key)), None)

@@ -1,0 +1,173 @@
+"""The monitor: one thread that samples the collectors, and hands rows to the sinks' outboxes. It makes no CUDA call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+from dflash.observe.collectors.base import Collector
+from dflash.observe.metric import Metric
+from dflash.observe.outbox import SinkThread
+from dflash.observe.sinks.base import Row, RowKind
+from dflash.observe.window import FlushWindow
+
+logger = logging.getLogger("dflash.observe")
+
+METRICS = (
+    Metric("monitor/tick_ms", "ms", "instant", "time one tick of the monitor took", "the monitor's clock"),
+    Metric(
+        "monitor/lateness_ms",
+        "ms",
+        "instant",
+        "how late the monitor woke: a signal of pressure on the interpreter lock",
+        "the monitor's clock",
+        reduce="max",
+    ),
+    Metric("monitor/dropped", "rows", "delta", "rows that a full outbox or a failed sink lost", "the outboxes"),
+    Metric("monitor/spans_dropped", "spans", "delta", "GPU spans that found no free event pair", "the recorders"),
+    Metric("monitor/cpu_s", "s", "delta", "CPU time of the monitor's and the sinks' threads", "thread clocks"),
+)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts that only grow, read once per tick."""
+
+    rows_dropped: int = 0
+    spans_dropped: int = 0
+    cpu_s: float = 0.0
+
+
+class Monitor:
+    """Ticks every `tick_s`, flushes every `flush_s`. Nothing that goes wrong in here reaches the training threads.
+
+    Args:
+        collectors: asked in turn; one that raises is switched off through `fail`.
+        sinks: rows go to the outbox of each sink that wants their kind.
+        before_tick: moves what other threads left for the monitor (late scalars, workers' faults).
+        totals: drops and CPU time up to now.
+        step: drafter 0's optimizer step.
+    """
+
+    def __init__(
+        self,
+        collectors: Sequence[Collector],
+        sinks: Sequence[SinkThread],
+        *,
+        tick_s: float,
+        flush_s: float,
+        before_tick: Callable[[], None],
+        fail: Callable[[Collector, Exception], None],
+        find: Callable[[str], Metric | None],
+        totals: Callable[[], Totals],
+        step: Callable[[], int],
+    ) -> None:
+        self._collectors, self._sinks = collectors, sinks
+        self._tick_s, self._flush_s = tick_s, flush_s
+        self._before_tick, self._fail, self._find, self._totals, self._step = before_tick, fail, find, totals, step
+        self._window = FlushWindow()
+        self._started_ns = self._last_ns = self._flushed_ns = perf_counter_ns()
+        self._before = Totals()
+        self._tick_ms = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self.cpu_s = 0.0
+        self.ticks = 0
+        self.fault: Exception | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return (perf_counter_ns() - self._started_ns) / 1e9
+
+    def start(self) -> None:
+        self._started_ns = self._last_ns = self._flushed_ns = perf_counter_ns()
+        for collector in self._collectors:
+            if collector.on:
+                # A first reading to count from; its values are of no use.
+                self._sample(collector, self._started_ns)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Tick and flush once more, then end."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def send(self, kind: RowKind, values: dict[str, Any], step: int | None = None) -> None:
+        """Put a row into the outboxes that want it. From any thread; never waits."""
+        row = Row(kind, self.elapsed_s, self._step() if step is None else step, values)
+        for sink in self._sinks:
+            if kind in sink.sink.kinds:
+                sink.outbox.put(row)
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        due = time.perf_counter() + self._tick_s
+        while not self._stop.wait(max(0.0, due - time.perf_counter())):
+            self._guarded_tick((time.perf_counter() - due) * 1e3)
+            # After a long stall: go on from now, do not hurry through the ticks missed.
+            due = max(due + self._tick_s, time.perf_counter())
+        self._guarded_tick(0.0, last=True)
+
+    def _guarded_tick(self, lateness_ms: float, last: bool = False) -> None:
+        try:
+            self.tick(lateness_ms, last)
+        except Exception as error:
+            if self.fault is None:
+                logger.exception("monitor: a tick failed; training goes on")
+            self.fault = error
+
+    def tick(self, lateness_ms: float = 0.0, last: bool = False) -> None:
+        """Sample every collector that is on; flush when it is time, or when this is the last tick."""
+        now_ns = perf_counter_ns()
+        self._before_tick()
+        values: dict[str, float] = {}
+        for collector in self._collectors:
+            if collector.on:
+                values.update(self._sample(collector, now_ns))
+        values.update(self._self_report(lateness_ms))
+        self._window.add(values, (now_ns - self._last_ns) / 1e9, self._find)
+        self._last_ns = now_ns
+        self.ticks += 1
+        self.send("live", values)
+        if last or (now_ns - self._flushed_ns) / 1e9 >= self._flush_s - self._tick_s / 2:
+            self._flushed_ns = now_ns
+            self._flush()
+        self._tick_ms = (perf_counter_ns() - now_ns) / 1e6
+        self.cpu_s = time.thread_time()
+
+    def _sample(self, collector: Collector, now_ns: int) -> dict[str, float]:
+        try:
+            return collector.sample(now_ns)
+        except Exception as error:
+            self._fail(collector, error)
+            return {}
+
+    def _flush(self) -> None:
+        values = self._window.take()
+        for collector in self._collectors:
+            if collector.on:
+                try:
+                    values.update(collector.flush())
+                except Exception as error:
+                    self._fail(collector, error)
+        self.send("metrics", values)
+
+    def _self_report(self, lateness_ms: float) -> dict[str, float]:
+        before, now = self._before, self._totals()
+        self._before = now
+        values = {
+            "monitor/lateness_ms": max(0.0, lateness_ms),
+            "monitor/dropped": float(now.rows_dropped - before.rows_dropped),
+            "monitor/spans_dropped": float(now.spans_dropped - before.spans_dropped),
+            "monitor/cpu_s": now.cpu_s - before.cpu_s,
+        }
+        if self.ticks:
+            values["monitor/tick_ms"] = self._tick_ms
+        return values

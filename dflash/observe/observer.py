@@ -1,0 +1,205 @@
+"""The observability of one run: recorders for the workers, collectors, monitor, sinks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dflash.config import ObserveConfig
+from dflash.device import Device
+from dflash.errors import UserError, nearest
+from dflash.observe.collectors.base import Collector, Sources
+from dflash.observe.metric import Metric, find_metric
+from dflash.observe.monitor import Monitor, Totals
+from dflash.observe.outbox import SinkThread
+from dflash.observe.recorder import WorkerRecorder
+from dflash.observe.registry import COLLECTORS, METRICS
+from dflash.observe.roles import Role, RoleMap
+from dflash.observe.sinks.base import Sink
+from dflash.observe.sinks.jsonl import JsonlSink
+
+logger = logging.getLogger("dflash.observe")
+_LATE = 4096
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run's observability says at its end.
+
+    Attributes:
+        dropped: rows lost, by sink.
+        failed: collectors that were switched off by an error, with the error.
+    """
+
+    elapsed_s: float
+    ticks: int
+    dropped: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Observer:
+    """Owned by the trainer. `recorder`, `attach`, `start`, `switch`, `late` and `close` are called from its threads.
+
+    Args:
+        run_dir: `metrics.jsonl` goes there.
+        sinks: in place of those that the config asks for.
+    """
+
+    def __init__(self, config: ObserveConfig, run_dir: Path, roles: RoleMap, sinks: Sequence[Sink] | None = None) -> None:
+        check_collectors(config.collectors)
+        self.config, self.run_dir, self.roles = config, run_dir, roles
+        self._sources = Sources(config, roles, report=self.event)
+        self._collectors = [build(self._sources) for build in COLLECTORS]
+        self._lock = threading.Lock()
+        self._late: deque[tuple[int, dict[str, float]]] = deque(maxlen=_LATE)
+        self._late_dropped = 0
+        self._failed: dict[str, str] = {}
+        self._sinks = [SinkThread(sink) for sink in (_sinks(config, run_dir) if sinks is None else sinks)]
+        self._meanings: dict[str, Metric | None] = {}
+        self._started = self._closed = False
+        self._monitor = Monitor(
+            self._collectors,
+            self._sinks,
+            tick_s=config.tick_s,
+            flush_s=config.flush_s,
+            before_tick=self._before_tick,
+            fail=self._fail,
+            find=lambda key: find_metric(METRICS, key),
+            totals=self._totals,
+            step=self._step,
+        )
+        for name in config.collectors:
+            self.switch(name, True)
+
+    # -- called while the trainer is built ----------------------------------------------------------------------------
+
+    def recorder(self, role: Role, index: int, device: Device | None = None) -> WorkerRecorder:
+        """The recorder of a worker; one for each."""
+        recorder = WorkerRecorder(role, index, device or Device("cpu"), self.config.ring)
+        with self._lock:
+            self._sources.recorders.append(recorder)
+        return recorder
+
+    def attach(self, queue: Any = None, prefetcher: Any = None) -> None:
+        """The shared queue and the prefetcher, for the collectors that read them. Throws all switches again."""
+        if queue is not None:
+            self._sources.queue = queue
+        if prefetcher is not None:
+            self._sources.prefetcher = prefetcher
+        with self._lock:
+            for collector in self._collectors:
+                collector.throw(collector.on)
+
+    # -- called while it runs -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the sinks' threads and the monitor."""
+        if self._started:
+            return
+        self._started = True
+        with self._lock:
+            for collector in self._collectors:
+                collector.throw(collector.on)
+        for sink in self._sinks:
+            sink.start()
+        self._monitor.send("run", {"targets": list(self.roles.targets), "drafters": list(self.roles.drafters)})
+        self._monitor.start()
+
+    def switch(self, collector: str, on: bool) -> None:
+        """Switch a collector and its instruments, at any time, from any thread.
+
+        Raises:
+            UserError: no such collector.
+        """
+        check_collectors((collector,))
+        with self._lock:
+            for one in self._collectors:
+                if one.name == collector:
+                    one.switch(on)
+
+    def switches(self) -> dict[str, bool]:
+        """Which collectors are on."""
+        return {collector.name: collector.on for collector in self._collectors}
+
+    def late(self, step: int, values: dict[str, float]) -> None:
+        """Training scalars of `step`, host numbers. Never waits."""
+        if len(self._late) == _LATE:
+            self._late_dropped += 1
+        self._late.append((step, values))
+
+    def event(self, text: str) -> None:
+        """A line for the log and the sinks."""
+        logger.warning("%s", text)
+        self._monitor.send("event", {"text": text})
+
+    def close(self) -> Summary:
+        """Last tick, last flush, sinks closed within bounded time. May be called twice."""
+        if self._started and not self._closed:
+            self._closed = True
+            self._monitor.stop()
+            summary = self._summary()
+            self._monitor.send("summary", {"ticks": summary.ticks, "failed": summary.failed})
+            for sink in self._sinks:
+                sink.close(self.config.wandb_timeout_s)
+            for collector in self._collectors:
+                collector.close()
+        return self._summary()
+
+    # -- called by the monitor ------------------------------------------------------------------------------------------
+
+    def _before_tick(self) -> None:
+        while self._late:
+            step, values = self._late.popleft()
+            self._monitor.send("train", values, step)
+        for recorder in self._sources.recorders:
+            fault, recorder.fault = recorder.fault, None
+            if fault is not None:
+                name, error = fault
+                for collector in self._collectors:
+                    if collector.name == name and collector.on:
+                        self._fail(collector, error)
+
+    def _fail(self, collector: Collector, error: Exception) -> None:
+        with self._lock:
+            collector.on = False
+            try:
+                collector.switch(False)
+            except Exception:
+                logger.debug("switching off %s failed too", collector.name, exc_info=True)
+        self._failed[collector.name] = f"{type(error).__name__}: {error}"
+        self.event(f"collector {collector.name} is off: {type(error).__name__}: {error}")
+
+    def _totals(self) -> Totals:
+        return Totals(
+            rows_dropped=sum(sink.dropped for sink in self._sinks) + self._late_dropped,
+            spans_dropped=sum(timer.dropped for one in self._sources.recorders for timer in one.timers.values()),
+            cpu_s=self._monitor.cpu_s + sum(sink.cpu_s for sink in self._sinks),
+        )
+
+    def _step(self) -> int:
+        return next((one.step for one in self._sources.recorders if one.role == "drafter" and one.index == 0), 0)
+
+    def _summary(self) -> Summary:
+        dropped = {sink.sink.name: sink.dropped for sink in self._sinks}
+        return Summary(self._monitor.elapsed_s, self._monitor.ticks, dropped, dict(self._failed))
+
+
+def check_collectors(names: Sequence[str]) -> None:
+    """Refuse a name that is no collector's.
+
+    Raises:
+        UserError: with the nearest known name.
+    """
+    known = [collector.name for collector in COLLECTORS]
+    for name in names:
+        if name not in known:
+            raise UserError(f"unknown collector {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+
+
+def _sinks(config: ObserveConfig, run_dir: Path) -> list[Sink]:
+    return [JsonlSink(run_dir)]

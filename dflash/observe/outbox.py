@@ -1,0 +1,110 @@
+"""A bounded outbox and the thread that empties it into a sink: the monitor never waits for a file or a server."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from dflash.observe.sinks.base import Sink
+
+logger = logging.getLogger("dflash.observe")
+
+
+class Outbox:
+    """Rows for one sink, oldest first. When it is full the oldest row is dropped and counted."""
+
+    def __init__(self, capacity: int) -> None:
+        self._rows: deque[Any] = deque()
+        self._capacity = capacity
+        self._changed = threading.Condition()
+        self._closed = False
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def put(self, row: Any) -> None:
+        """Add a row; never waits for the sink."""
+        with self._changed:
+            if len(self._rows) >= self._capacity:
+                self._rows.popleft()
+                self.dropped += 1
+            self._rows.append(row)
+            self._changed.notify()
+
+    def take(self) -> list[Any] | None:
+        """All rows, after waiting for at least one. None once closed and empty."""
+        with self._changed:
+            while not self._rows and not self._closed:
+                self._changed.wait()
+            if not self._rows:
+                return None
+            rows = list(self._rows)
+            self._rows.clear()
+            return rows
+
+    def close(self) -> None:
+        """No more rows will come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class SinkThread:
+    """Owns one sink: opens it, writes to it and closes it, all in one thread of its own.
+
+    A sink that raises is given up with one log line; its rows are then thrown away and counted as dropped.
+
+    Attributes:
+        cpu_s: CPU time this thread has used, seconds.
+    """
+
+    def __init__(self, sink: Sink, capacity: int = 4096) -> None:
+        self.sink = sink
+        self.outbox = Outbox(capacity)
+        self.cpu_s = 0.0
+        self.failed: Exception | None = None
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name=f"sink-{sink.name}", daemon=True)
+
+    @property
+    def dropped(self) -> int:
+        """Rows that did not reach the sink."""
+        return self.outbox.dropped + self._lost
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """Let it write what waits and end; False when it did not within the time (it is left behind, a daemon)."""
+        self.outbox.close()
+        if self._thread.ident is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning("%s: not finished after %.0f s, left behind", self.sink.name, timeout_s)
+            return False
+        return True
+
+    def _run(self) -> None:
+        self._guard(self.sink.open)
+        while (rows := self.outbox.take()) is not None:
+            if self.failed is None:
+                self._guard(self.sink.write, rows)
+            if self.failed is not None:
+                self._lost += len(rows)
+            self.cpu_s = time.thread_time()
+        self._guard(self.sink.close)
+        self.cpu_s = time.thread_time()
+
+    def _guard(self, call: Any, *arguments: Any) -> None:
+        if self.failed is not None:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:
+            self.failed = error
+            logger.warning("%s: given up: %s: %s", self.sink.name, type(error).__name__, error)

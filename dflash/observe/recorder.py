@@ -1,0 +1,272 @@
+"""What a worker writes while it trains: spans of its stages and counters. One writer each, no lock, no host sync.
+
+A worker times a stage with
+
+    if timer.on:
+        timer.start()
+    ...
+    if timer.on:
+        timer.stop()
+
+so a collector that is off costs one attribute read. The switch may be thrown between the two: `stop` without a `start`
+is ignored, and a `start` whose `stop` never came is forgotten when the timer is switched on again.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any
+
+from dflash.device import Device
+from dflash.observe.histogram import FIRST_BUCKET, SUM, HasHistogram
+from dflash.observe.roles import Role
+
+
+class StageTimer(HasHistogram):
+    """Times host work with `perf_counter_ns`, and on the CPU every stage. Owned by one worker thread.
+
+    Attributes:
+        on: the switch; read by the worker before each call.
+        dropped: spans that found no free event pair (GPU stages only).
+    """
+
+    __slots__ = ("_started_ns", "dropped", "name", "on")
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.on = False
+        self.dropped = 0
+        self._started_ns = 0
+
+    def start(self) -> None:
+        self._started_ns = perf_counter_ns()
+
+    def stop(self) -> None:
+        started_ns = self._started_ns
+        if started_ns:
+            value = perf_counter_ns() - started_ns
+            self._started_ns = 0
+            # From here to the end there is no call, so no other thread sees the sum without its count.
+            shift = value.bit_length() - 4
+            cells = self.cells
+            cells[SUM] += value
+            if shift > 0:
+                cells[(shift << 3) + (value >> shift) + FIRST_BUCKET] += 1
+            else:
+                cells[value + FIRST_BUCKET] += 1
+            if value > cells[self.slot]:
+                cells[self.slot] = value
+
+    def add(self, value: int) -> None:
+        """Record a duration measured elsewhere, nanoseconds, at least 0."""
+        shift = value.bit_length() - 4
+        cells = self.cells
+        cells[SUM] += value
+        if shift > 0:
+            cells[(shift << 3) + (value >> shift) + FIRST_BUCKET] += 1
+        else:
+            cells[value + FIRST_BUCKET] += 1
+        if value > cells[self.slot]:
+            cells[self.slot] = value
+
+    def switch(self, on: bool) -> None:
+        """Throw the switch, from any thread. A span left open when it was thrown off is forgotten."""
+        if on and not self.on:
+            self._forget()
+        self.on = on
+
+    def _forget(self) -> None:
+        self._started_ns = 0
+
+
+class CudaStageTimer(StageTimer):
+    """Times a stage on the worker's stream with a pair of pooled CUDA events, read later by `EventPool.drain`.
+
+    The time is the stream's: it includes waits inside the stream (`wait_event`, work queued before).
+    """
+
+    __slots__ = ("_open", "_pair", "_pool")
+
+    def __init__(self, name: str, pool: EventPool) -> None:
+        super().__init__(name)
+        self._pool = pool
+        self._pair: tuple[Any, Any] | None = None
+        self._open = False
+
+    def start(self) -> None:
+        pair = self._pair
+        if pair is None:
+            pool = self._pool
+            if not pool.free:
+                self.dropped += 1
+                return
+            pair = self._pair = pool.free.pop()
+        pair[0].record(self._pool.stream)
+        self._open = True
+
+    def stop(self) -> None:
+        pair = self._pair
+        if self._open and pair is not None:
+            self._open = False
+            self._pair = None
+            pair[1].record(self._pool.stream)
+            self._pool.put(self, pair)
+
+    def _forget(self) -> None:
+        self._open = False
+
+
+class EventPool:
+    """The event pairs of one worker on one device: made once, lent to stages, read in the order they were recorded.
+
+    A pair is in one of three places: `free`, held by an open stage, or pending. Only pending pairs are queried, and both
+    their events have been recorded, so that `query` means what it says (on an event never recorded it is true).
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.free: list[tuple[Any, Any]] = []
+        self.stream: Any = None
+        self._timers: list[CudaStageTimer | None] = []
+        self._pairs: list[tuple[Any, Any] | None] = []
+        self._head = 0
+        self._tail = 0
+
+    def grow(self, pairs: int) -> None:
+        """More pairs, before the worker starts."""
+        event = self._device.event
+        self.free.extend((event(timing=True), event(timing=True)) for _ in range(pairs))
+        self._timers.extend([None] * pairs)
+        self._pairs.extend([None] * pairs)
+
+    def warm(self) -> None:
+        """Record every event once on the worker's stream: events are created at their first record, which is slow."""
+        self.stream = self._device.stream
+        for first, second in self.free:
+            first.record(self.stream)
+            second.record(self.stream)
+
+    @property
+    def pending(self) -> int:
+        return self._head - self._tail
+
+    def put(self, timer: CudaStageTimer, pair: tuple[Any, Any]) -> None:
+        """A stage has ended; its pair waits to be read. There is room for every pair."""
+        at = self._head % len(self._pairs)
+        self._timers[at] = timer
+        self._pairs[at] = pair
+        self._head += 1
+
+    def forget(self) -> None:
+        """Drop what is pending: after a CUDA error nothing more can be read."""
+        self._tail = self._head
+
+    def drain(self) -> None:
+        """Read the pairs that the GPU has passed, oldest first, and stop at the first that it has not: never waits."""
+        size = len(self._pairs)
+        while self._tail < self._head:
+            at = self._tail % size
+            pair, timer = self._pairs[at], self._timers[at]
+            assert pair is not None
+            assert timer is not None
+            if not pair[1].query():
+                return
+            timer.add(int(pair[0].elapsed_time(pair[1]) * 1e6))
+            self._tail += 1
+            self.free.append(pair)
+
+
+class WorkerRecorder:
+    """Everything that one worker writes. The monitor reads it, and writes only the switches.
+
+    Attributes:
+        timers: the stages, by name.
+        count: switch of the `workers` collector; while it is on the worker keeps the counters below.
+        batches, tokens, samples: finished, cumulative. tokens are real (non-padding) context tokens.
+        step: index of the batch (target) or optimizer step (drafter) in hand.
+        busy_ns, wait_in_ns, wait_out_ns: cumulative host time at work, waiting for input, waiting to hand over.
+        wait_in_since_ns, wait_out_since_ns: `perf_counter_ns` at which the wait in progress began, 0 for none: a worker
+            that is stuck is seen while it is stuck. Set it before a wait; clear it before adding to the total.
+        want_memory: set by the `cuda` collector once per tick; the next step boundary answers it.
+        memory: the last snapshot of the device's allocator counters, one immutable object swapped in, or None.
+    """
+
+    def __init__(self, role: Role, index: int, device: Device, ring: int = 64) -> None:
+        self.role = role
+        self.index = index
+        self.device = device
+        self.timers: dict[str, StageTimer] = {}
+        self.count = False
+        self.batches = self.tokens = self.samples = self.step = 0
+        self.busy_ns = self.wait_in_ns = self.wait_out_ns = 0
+        self.wait_in_since_ns = self.wait_out_since_ns = 0
+        self.want_memory = False
+        self.memory: dict[str, Any] | None = None
+        self.fault: tuple[str, Exception] | None = None
+        self._ring = ring
+        self._pool: EventPool | None = EventPool(device) if device.is_cuda else None
+        self._warm = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.role}/{self.index}"
+
+    def timer(self, name: str, gpu: bool = False) -> StageTimer:
+        """The timer of a stage, made at the first call, which must come before the worker's loop.
+
+        gpu: the stage is work enqueued on the device; timed by events there, by the host's clock on the CPU.
+        """
+        if name not in self.timers:
+            if gpu and self._pool is not None:
+                self._pool.grow(self._ring)
+                self.timers[name] = CudaStageTimer(name, self._pool)
+            else:
+                self.timers[name] = StageTimer(name)
+        return self.timers[name]
+
+    def gpu_busy_ns(self) -> int | None:
+        """Cumulative time of the stages on the GPU's stream, as far as it has been read; None without such a stage."""
+        stages = [timer for timer in tuple(self.timers.values()) if isinstance(timer, CudaStageTimer)]
+        return sum(timer.cells[SUM] for timer in stages) if stages else None
+
+    def warm(self) -> None:
+        """Create the CUDA events. Call in the worker's thread with its device active, before the first step."""
+        if self._pool is not None and not self._warm:
+            self._pool.warm()
+        self._warm = True
+
+    def step_boundary(self) -> None:
+        """Called by the owner once per step: reads finished event pairs, answers a request for allocator counters."""
+        pool = self._pool
+        if pool is None:
+            return
+        try:
+            if not self._warm:
+                self.warm()
+            if pool.pending:
+                pool.drain()
+        except Exception as error:
+            self._give_up("profile", error)
+        if self.want_memory:
+            self.want_memory = False
+            try:
+                self.memory = _allocator_counters(self.device)
+            except Exception as error:
+                self._give_up("cuda", error)
+
+    def _give_up(self, collector: str, error: Exception) -> None:
+        """Leave word for the monitor, which switches the collector off and logs; the worker goes on."""
+        self.fault = (collector, error)
+        if collector == "profile":
+            for timer in self.timers.values():
+                timer.on = False
+            if self._pool is not None:
+                self._pool.forget()
+
+
+def _allocator_counters(device: Device) -> dict[str, Any]:
+    """Counters of the caching allocator: copies a struct under its lock, no CUDA call and no sync."""
+    import torch
+
+    return torch.cuda.memory.memory_stats_as_nested_dict(device.torch)

@@ -1,0 +1,49 @@
+"""Who does what on which device: fixed before the workers start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dflash.config import Config
+
+Role = Literal["target", "drafter", "prefetcher"]
+
+
+@dataclass(frozen=True)
+class RoleMap:
+    """Devices of the workers, one entry for each worker: `cpu`, `cpu:1`, `cuda:0`, ...
+
+    Attributes:
+        gpu_uuids: UUID by CUDA index (`GPU-...` or `MIG-...`), read once by the trainer, which uses CUDA anyway; empty
+            without CUDA. The monitor finds the GPUs by them and never calls CUDA itself.
+        total_steps: optimizer steps of the run, for the time left; None when it has no end.
+    """
+
+    targets: tuple[str, ...]
+    drafters: tuple[str, ...]
+    gpu_uuids: tuple[tuple[int, str], ...] = ()
+    total_steps: int | None = None
+
+    @classmethod
+    def from_config(cls, config: Config) -> RoleMap:
+        """The layout of a run; reads the UUIDs when a worker is on CUDA (this starts CUDA)."""
+        names = (*config.target.devices, *config.drafter.devices)
+        indexes = sorted({int(name.partition(":")[2] or 0) for name in names if name.startswith("cuda")})
+        uuids = tuple((index, uuid) for index in indexes if (uuid := _uuid(index)))
+        return cls(config.target.devices, config.drafter.devices, uuids, config.train.steps)
+
+    def cuda_indexes(self, role: Role | None = None) -> tuple[int, ...]:
+        """CUDA indexes in use, ascending, by one role or by any."""
+        names = {"target": self.targets, "drafter": self.drafters}.get(role or "", (*self.targets, *self.drafters))
+        return tuple(sorted({int(name.partition(":")[2] or 0) for name in names if name.startswith("cuda")}))
+
+
+def _uuid(index: int) -> str | None:
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    if uuid is None:
+        return None
+    text = str(uuid)
+    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"

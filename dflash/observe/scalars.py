@@ -1,0 +1,118 @@
+"""Training scalars without a host sync: copied into a pinned ring, read steps later when their event has fired."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dflash.device import Device
+
+
+class LateEntry(NamedTuple):
+    """Scalars of one step, arrived late.
+
+    Attributes:
+        values: float32 `[width]`, a copy of the ring's slot.
+        tag: what the worker pushed with them, e.g. the plan indices of the step's batches.
+    """
+
+    step: int
+    values: np.ndarray
+    tag: Any
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss that is NaN or infinite, found late; the message names the step and its batches."""
+
+
+class LateScalars:
+    """A ring of pinned rows. Owned by one worker thread, which pushes and polls.
+
+    A slot is reused only after it has been read, so a row never tears; when the GPU is more than `depth` steps behind, the
+    row is dropped and counted instead of waited for.
+    """
+
+    def __init__(self, device: Device, width: int, depth: int) -> None:
+        self._device = device
+        self._rows = [device.pinned((width,), torch.float32) for _ in range(depth)]
+        self._views = [row.numpy() for row in self._rows]
+        self._events = [device.event() for _ in range(depth)]
+        self._steps = [0] * depth
+        self._tags: list[Any] = [None] * depth
+        self._head = 0
+        self._tail = 0
+        self.dropped = 0
+
+    @property
+    def pending(self) -> int:
+        """Rows not yet read."""
+        return self._head - self._tail
+
+    def push(self, step: int, vector: torch.Tensor, tag: Any = None) -> None:
+        """Enqueue a copy of `vector`, float32 `[width]` on the worker's device. Never waits."""
+        depth = len(self._rows)
+        if self._head - self._tail >= depth:
+            self.dropped += 1
+            return
+        at = self._head % depth
+        self._rows[at].copy_(vector, non_blocking=True)
+        self._events[at].record(self._device.stream)
+        self._steps[at] = step
+        self._tags[at] = tag
+        self._head += 1
+
+    def poll(self) -> list[LateEntry]:
+        """The rows whose copy is complete, oldest first. Never waits."""
+        rows: list[LateEntry] = []
+        depth = len(self._rows)
+        while self._tail < self._head:
+            at = self._tail % depth
+            if not self._events[at].query():
+                break
+            rows.append(self._take(at))
+        return rows
+
+    def drain_blocking(self) -> list[LateEntry]:
+        """All pushed rows, after waiting for the device. Only at the end of a run, inside `allowed_sync`."""
+        self._device.synchronize()
+        rows = []
+        while self._tail < self._head:
+            rows.append(self._take(self._tail % len(self._rows)))
+        return rows
+
+    def _take(self, at: int) -> LateEntry:
+        row = LateEntry(self._steps[at], self._views[at].copy(), self._tags[at])
+        self._tags[at] = None
+        self._tail += 1
+        return row
+
+
+def check_finite(rows: Iterable[LateEntry], names: Sequence[str], watched: Sequence[str] = ("train/loss",)) -> None:
+    """Refuse rows whose watched values are not finite.
+
+    `names` are the columns. The tag of a row is shown as the batches it came from.
+
+    Raises:
+        NonFiniteError: for the first such row.
+    """
+    columns = [(name, index) for index, name in enumerate(names) if name in watched]
+    for row in rows:
+        for name, index in columns:
+            value = float(row.values[index])
+            if not math.isfinite(value):
+                raise NonFiniteError(f"{name} is {value} at step {row.step}, from batches {describe_tag(row.tag)}")
+
+
+def describe_tag(tag: Any) -> str:
+    """A tag in words: batch indices, or batch specs with their sample ids."""
+    if tag is None:
+        return "(not recorded)"
+    if isinstance(tag, str | int):
+        return str(tag)
+    if hasattr(tag, "sample_ids"):
+        return f"{tag.index} (samples {', '.join(map(str, tag.sample_ids))})"
+    return ", ".join(describe_tag(part) for part in tag)

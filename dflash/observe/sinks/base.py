@@ -1,0 +1,47 @@
+"""What travels to the sinks, and what a sink is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+RowKind = Literal["run", "metrics", "live", "train", "event", "summary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing to write.
+
+    Attributes:
+        kind: `run` (first row: the layout), `metrics` (one flush window), `live` (one tick), `train` (scalars of one
+            step), `event` (a line of text: a collector went away), `summary` (last row).
+        elapsed_s: time since the observer started.
+        step: optimizer step; for `train` the step the scalars belong to, else drafter 0's at the sample.
+        values: numbers by key; for `run`, `event` and `summary` anything JSON can hold.
+    """
+
+    kind: RowKind
+    elapsed_s: float
+    step: int
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Sink:
+    """Where rows go. Opened, written and closed by one thread of its own; may take its time, may raise.
+
+    Attributes:
+        kinds: which rows it wants.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[frozenset[RowKind]] = frozenset({"run", "metrics", "train", "event", "summary"})
+
+    def open(self) -> None:
+        """Connect; rows collect in the outbox meanwhile."""
+
+    def write(self, rows: list[Row]) -> None:
+        """Write rows, oldest first."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Write what is left and disconnect."""

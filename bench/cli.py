@@ -1,0 +1,145 @@
+"""`python -m bench overhead | gate | baseline | selfcheck | syncs`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from dflash.errors import UserError, nearest
+
+DEFAULT_CONFIG = "configs/cpu-tiny.toml"
+EPILOG = """exit codes:
+  0 within budget    1 over budget, or an exact count rose    2 usage or tool error
+  3 slower or unresolved    4 invalid, or another machine    5 no baseline, or an incomplete set"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line and names the nearest option; everything else is argparse."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown, _, rest = message.partition("unrecognized arguments: ")
+        if rest and not unknown:
+            word = rest.split()[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            message = f"no such option {word}{nearest(word, known)}"
+        raise UserError(f"{self.prog}: {message} (see --help)")
+
+
+def percent(text: str) -> float:
+    """`1%` or `1` as 1.0; argparse reports the ValueError's text."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage such as 1% or 0.5%") from None
+    if not 0.0 <= value < 100.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is outside 0% to 100%")
+    return value
+
+
+def budget(text: str) -> float:
+    """A percentage above 0: nothing can be shown to cost nothing at all."""
+    value = percent(text)
+    if value == 0.0:
+        raise argparse.ArgumentTypeError("a budget of 0% cannot be met by any measurement; try 0.1%")
+    return value
+
+
+def minutes(text: str) -> float:
+    """Minutes above 0, at most a day."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes") from None
+    if not 0.0 < value <= 1440.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1440 minutes")
+    return value
+
+
+def natural(text: str) -> int:
+    """An integer of at least 0."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Comma-separated names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(
+        prog="python -m bench",
+        description="Measures what the trainer's metrics cost, and whether one commit is slower than another.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    _overhead(commands.add_parser("overhead", help="what does each collector cost?", description=run_overhead.__doc__))
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
+    parser.add_argument("--config", default=DEFAULT_CONFIG, metavar="FILE", help="TOML of what is trained (default %(default)s)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="lay a setting over the config")
+    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="order of the arms (default 0)")
+    parser.add_argument("--out", metavar="DIR", help="folder for receipt and reports (default: one under bench-out/)")
+    parser.set_defaults(run=run)
+
+
+def _overhead(parser: argparse.ArgumentParser) -> None:
+    _common(parser, run_overhead)
+    parser.add_argument("--quick", action="store_true", help="isolated costs only, shorter segments; under 90 s in all")
+    parser.add_argument("--minutes", type=minutes, metavar="M", help="time for measuring (default 4, quick 0.75)")
+    parser.add_argument(
+        "--budget", type=budget, default=1.0, metavar="PERCENT", help="of all together, half for each (default 1%%)"
+    )
+    parser.add_argument("--only", type=names, default=(), metavar="C,...", help="measure these collectors only")
+    parser.add_argument("--inject", type=percent, default=0.0, metavar="PERCENT", help="add a collector of known cost, e.g. 2%%")
+    parser.add_argument("--plant", default="", metavar="NAME", help="add a bad collector, to see it found")
+    parser.add_argument("--subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed")
+
+
+def run_overhead(arguments: argparse.Namespace) -> int:
+    """What does each collector cost? Every arm replays the same batches; costs come with intervals and a verdict."""
+    from bench import overhead
+    from bench.progress import Reporter
+    from bench.subjects import make_subject
+    from dflash.config import load_config
+
+    options = overhead.Options(
+        config=load_config(arguments.config, arguments.set),
+        quick=arguments.quick,
+        minutes=arguments.minutes,
+        budget_percent=arguments.budget,
+        only=arguments.only,
+        inject_percent=arguments.inject,
+        plant=arguments.plant,
+        seed=arguments.seed,
+        out=arguments.out,
+    )
+    subject, counter = make_subject(arguments.subject, options.config, inject_percent=arguments.inject, plant=arguments.plant)
+    return int(overhead.run_overhead(options, subject, Reporter(), count=counter).exit_code)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. A mistake of the user is one line on stderr and code 2."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    parser = build_parser()
+    try:
+        parsed = parser.parse_args(arguments)
+        if parsed.command is None:
+            parser.print_help()
+            return 2
+        return int(parsed.run(parsed))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+    except BrokenPipeError:
+        return 2
+    return 2

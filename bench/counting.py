@@ -1,0 +1,135 @@
+"""Exact counts in a process of their own, untimed, while the timed process builds its subject.
+
+Counting slows every operation down, so it never runs beside a measurement: `wait` returns before the first segment is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from bench.code import ROOT
+from bench.plan import human_time
+from bench.progress import Reporter
+from bench.records import OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
+
+LIMIT_S = 600.0
+_COUNTS = TypeAdapter(dict[str, ExactCounts])
+
+
+class Pending(Protocol):
+    """Counting under way."""
+
+    def wait(self, reporter: Reporter) -> None:
+        """Return when it has ended, well or not."""
+
+    def result(self) -> tuple[Mapping[str, ExactCounts], Sequence[str]]:
+        """Counts by arm, and what went wrong, one line each."""
+
+    def close(self) -> None:
+        """End the process if it still runs; may be called at any time."""
+
+
+class Counter(Protocol):
+    """Starts counting for a plan's arms."""
+
+    def start(self, arms: Sequence[Arm]) -> Pending: ...
+
+
+def counted_arms(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms worth counting: integers of `without:<c>` and `off-again` say nothing that the others do not."""
+    return [arm for arm in arms if arm.name != OFF_AGAIN and not arm.name.startswith(WITHOUT)] or [Arm(OFF)]
+
+
+class ProcessCounter:
+    """Runs `python -m bench.counting` for one config.
+
+    Args:
+        config: `Config.model_dump(mode="json")` of what is trained.
+        plant: name of a planted collector, or empty.
+        root: the tree whose code is counted; its `bench` and `dflash` are the ones imported.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, plant: str = "", root: Path = ROOT, python: str = sys.executable) -> None:
+        self._config, self._plant, self._root, self._python = config, plant, root, python
+
+    def start(self, arms: Sequence[Arm]) -> ProcessPending:
+        request = {
+            "config": dict(self._config),
+            "plant": self._plant,
+            "arms": {arm.name: sorted(arm.collectors) for arm in counted_arms(arms)},
+        }
+        return ProcessPending(request, self._root, self._python)
+
+
+class ProcessPending:
+    """One child process; its answer comes through a file, its complaints through stderr."""
+
+    def __init__(self, request: Mapping[str, Any], root: Path, python: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dflash-counts-")
+        self._answer = Path(self._folder.name) / "counts.json"
+        self._errors = open(Path(self._folder.name) / "stderr", "w+", encoding="utf-8")  # noqa: SIM115
+        self._started = time.monotonic()
+        self._found: tuple[Mapping[str, ExactCounts], Sequence[str]] | None = None
+        environment = dict(os.environ, PYTHONPATH=str(root))
+        self._process = subprocess.Popen(
+            [python, "-m", "bench.counting", str(self._answer)],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request))
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # It died at once; `result` tells why.
+
+    def wait(self, reporter: Reporter) -> None:
+        if self._process.poll() is None:
+            reporter.say("counting syncs, operations, copies and allocations exactly, in a process of its own")
+        try:
+            self._process.wait(max(1.0, LIMIT_S - (time.monotonic() - self._started)))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        took = human_time(time.monotonic() - self._started)
+        counts, faults = self.result()
+        reporter.say(f"exact counts of {len(counts)} arms in {took}" if not faults else f"exact counts failed: {faults[0]}")
+
+    def result(self) -> tuple[Mapping[str, ExactCounts], Sequence[str]]:
+        if self._found is None:
+            self._found = self._read()
+        return self._found
+
+    def _read(self) -> tuple[Mapping[str, ExactCounts], Sequence[str]]:
+        code = self._process.wait(LIMIT_S)
+        self._errors.seek(0)
+        last = next((line for line in reversed(self._errors.read().splitlines()) if line.strip()), "no message")
+        if code != 0:
+            return {}, (f"the counting process failed (exit code {code}): {last.strip()}",)
+        try:
+            return _COUNTS.validate_json(self._answer.read_bytes()), ()
+        except (OSError, ValidationError) as error:
+            return {}, (f"the counting process left no counts: {str(error).splitlines()[0]}",)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._found is None:
+            self._found = self._read()
+        self._errors.close()
+        self._folder.cleanup()

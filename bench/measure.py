@@ -1,0 +1,175 @@
+"""Run the plan on a subject and keep every segment."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bench import machine
+from bench.losses import check_losses
+from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, size
+from bench.progress import Reporter
+from bench.records import Arm, Measurement
+from bench.stopping import Watch
+from bench.subject import SegmentRequest, Subject, SubjectResult, Taken
+
+OVERTIME = 1.5
+"""Measuring ends in the middle of a round when it has taken this many times what it was given."""
+
+
+@dataclass(slots=True)
+class Conductor:
+    """Hands out one request after the other, keeps what comes back, and stops when the answer is clear or the time is up.
+
+    Called from the subject's own thread between two segments, never while one runs.
+    """
+
+    subject: Subject
+    arms: tuple[Arm, ...]
+    seed: int
+    time_s: float
+    watch: Watch
+    reporter: Reporter
+    min_segment_s: float = MIN_SEGMENT_S
+    clock: Callable[[], float] = time.monotonic
+    taken: list[Taken] = field(default_factory=list)
+    pilot: Taken | None = None
+    sizing: Sizing | None = None
+    rounds_done: int = 0
+    stopped: str = ""
+
+    def on_segment(self, item: Taken) -> None:
+        if self.sizing is None:
+            self.pilot = item
+        else:
+            self.taken.append(item)
+
+    def requests(self) -> Iterator[SegmentRequest]:
+        """The pilot (one cycle of `off`, which sizes the rest), then rounds until it is enough."""
+        off = self.arms[0]
+        yield SegmentRequest(off, round=-1, order=0, steps=self.subject.cycle, washout=self.subject.washout)
+        pilot = self.pilot
+        assert pilot is not None
+        started = self.clock()
+        sizing = self.sizing = size(
+            step_s=pilot.segment.seconds / pilot.segment.steps,
+            cycle=self.subject.cycle,
+            segments_per_round=len(one_round(self.arms)),
+            time_s=self.time_s,
+            washout=self.subject.washout,
+            min_segment_s=self.min_segment_s,
+        )
+        self.reporter.say("plan: " + sizing.describe(len(self.arms)))
+        self.reporter.begin("measuring")
+        try:
+            yield from self._rounds(sizing, started)
+        finally:
+            self.reporter.end()
+
+    def _rounds(self, sizing: Sizing, started: float) -> Iterator[SegmentRequest]:
+        for number, order in enumerate(rounds(self.arms, self.seed)):
+            for place, arm in enumerate(order):
+                elapsed = self.clock() - started
+                if elapsed > OVERTIME * max(self.time_s, sizing.min_time_s):
+                    self.stopped = f"time ran out in round {number + 1}"
+                    return
+                self._show(sizing, number, place, arm, elapsed)
+                yield SegmentRequest(arm, number, place, sizing.steps, sizing.washout)
+            self.rounds_done = number + 1
+            self.stopped = self._enough(sizing, self.clock() - started)
+            if self.stopped:
+                return
+
+    def _enough(self, sizing: Sizing, elapsed: float) -> str:
+        self.watch.add([item.segment for item in self.taken[-sizing.segments_per_round :]])
+        another = elapsed / self.rounds_done
+        decision = self.watch.decide(out_of_time=elapsed + another > self.time_s)
+        return decision.why if decision.stop else ""
+
+    def _show(self, sizing: Sizing, number: int, place: int, arm: Arm, elapsed: float) -> None:
+        share = (number * sizing.segments_per_round + place) / (sizing.rounds * sizing.segments_per_round)
+        left = elapsed / share - elapsed if share > 0.02 else sizing.total_s - elapsed
+        self.reporter.advance(f"measuring: round {number + 1} of at most {sizing.rounds}, {arm.name}", share, left)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A measurement and what belongs beside it in the report."""
+
+    measurement: Measurement
+    result: SubjectResult
+    sizing: Sizing | None
+    seconds: float
+    difference: str = ""
+    missing_losses: int = 0
+
+
+def measure(
+    subject: Subject,
+    arms: tuple[Arm, ...],
+    collectors: Sequence[str],
+    *,
+    seed: int,
+    time_s: float,
+    watch: Watch,
+    reporter: Reporter,
+    min_segment_s: float = MIN_SEGMENT_S,
+    ready: Callable[[], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Run:
+    """Open the subject, run the plan, close it. A subject that raises leaves its fault in the measurement, not an exception.
+
+    `ready` is called between building and measuring: it waits for whatever must not run beside a measurement.
+
+    Raises:
+        UserError: bad input, found while the subject is built.
+    """
+    started = clock()
+    conductor = Conductor(subject, arms, seed, time_s, watch, reporter, min_segment_s, clock)
+    result = SubjectResult()
+    faults: list[str] = []
+    try:
+        subject.open()
+        reporter.say(f"{subject.name}: built in {human_time(clock() - started)}; warming up {subject.warmup} steps")
+        if ready is not None:
+            ready()
+        before = machine.read_state()
+        try:
+            result = subject.run(conductor.requests(), conductor.on_segment)
+        except Exception as error:
+            faults.append(_fault(error, conductor))
+        after = machine.read_state()
+    finally:
+        subject.close()
+    if not conductor.taken and not faults:
+        faults.append("no segment was taken")
+    check = check_losses(conductor.taken, result.losses, subject.cycle)
+    measurement = Measurement(
+        subject=subject.name,
+        cycle=subject.cycle,
+        arms=arms,
+        collectors=tuple(collectors),
+        segments=check.segments,
+        before=before,
+        after=after,
+        accounted_percent=result.accounted_percent or {},
+        losses=check.losses,
+        washout_steps=subject.washout,
+        warmup_steps=subject.warmup,
+        rounds=conductor.rounds_done,
+        stopped=conductor.stopped or "crash",
+        seed=seed,
+        pipeline_efficiency=result.pipeline_efficiency,
+        faults=(*faults, *result.faults),
+    )
+    return Run(measurement, result, conductor.sizing, clock() - started, check.difference, check.missing)
+
+
+def _fault(error: Exception, conductor: Conductor) -> str:
+    traceback.print_exception(error, file=sys.stderr)
+    count = len(conductor.taken)
+    place = f"after {count} segments" if count else "before the first segment"
+    return f"{conductor.subject.name} crashed {place}: {type(error).__name__}: {error}"

@@ -1,0 +1,63 @@
+"""What every run leaves in its folder, whatever the verdict: receipt.json, report.md, report.html. Each whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.records import Receipt
+from bench.report import html, markdown
+from dflash.errors import UserError
+
+DEFAULT_ROOT = Path("bench-out")
+
+
+def choose_folder(out: str | Path | None, command: str) -> Path:
+    """`--out`, or a folder of its own under bench-out; made, and seen to be writable, before anything is measured.
+
+    A receipt that lies there from an earlier run is removed, so that a run that dies leaves none instead of a stale one.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = Path(out) if out else DEFAULT_ROOT / f"{command}-{stamp}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("receipt.json", "report.md", "report.html"):
+            (folder / name).unlink(missing_ok=True)
+        write(folder / ".writable", "")
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot write there: {error.strerror}") from None
+    if not out:
+        (DEFAULT_ROOT / ".gitignore").write_text("*\n", encoding="utf-8")
+    return folder
+
+
+def write_all(receipt: Receipt, folder: Path) -> None:
+    """Write the three files; the receipt first, since the reports can be made from it again."""
+    write(folder / "receipt.json", receipt.to_json() + "\n")
+    text = markdown.render(receipt)
+    write(folder / "report.md", text)
+    write(folder / "report.html", html.render(receipt))
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with open(summary, "a", encoding="utf-8") as handle:
+            handle.write(text + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Temp file, fsync, rename: a reader sees the old file, the new one or none."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(draft, "w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(draft, path)
+
+
+def now_utc() -> str:
+    """UTC now, ISO 8601 with seconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

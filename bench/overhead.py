@@ -1,0 +1,172 @@
+"""`python -m bench overhead`: what does each collector cost?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import baselines, counting, machine, outputs
+from bench.analysis import Analysis, analyse
+from bench.code import read_commit
+from bench.measure import Run, measure
+from bench.plan import MIN_SEGMENT_S, choose_collectors, make_arms
+from bench.progress import Reporter
+from bench.records import ALL, BaselineView, ConfigRef, ExactCounts, ExitCode, Receipt, Segment
+from bench.report import terminal
+from bench.stopping import Watch, judged
+from bench.subject import INJECTED, Subject
+from bench.verdict import Budgets, Judgement, judge
+from dflash.config import Config
+
+MINUTES = 4.0
+QUICK_MINUTES = 0.75
+QUICK_SEGMENT_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes:
+        minutes: time for measuring; building the subject and counting syncs come on top. None: 4, or 0.75 when quick.
+        budget_percent: for all collectors together; each one has half of it.
+        inject_percent: adds a collector `injected` that loses this share of the throughput.
+        plant: name out of `bench.planted.PLANTED`: adds that bad collector.
+    """
+
+    config: Config
+    quick: bool = False
+    minutes: float | None = None
+    budget_percent: float = 1.0
+    only: tuple[str, ...] = ()
+    inject_percent: float = 0.0
+    plant: str = ""
+    seed: int = 0
+    out: str | None = None
+
+    @property
+    def time_s(self) -> float:
+        """Seconds for measuring."""
+        default = QUICK_MINUTES if self.quick else MINUTES
+        return 60.0 * (default if self.minutes is None else self.minutes)
+
+    @property
+    def budgets(self) -> Budgets:
+        return Budgets(self.budget_percent, self.budget_percent / 2)
+
+
+def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, count: counting.Counter | None = None) -> Receipt:
+    """Measure, judge, write the three files, print the report. The receipt's exit code is the command's.
+
+    Args:
+        count: counts exactly in another process while the subject is built; None: nothing to count (no device work).
+
+    Raises:
+        UserError: bad input, before anything is measured.
+    """
+    names = choose_collectors(subject.collectors, options.only)
+    folder = outputs.choose_folder(options.out, "overhead")
+    arms = make_arms(names, marginal=not options.quick)
+    contrasts = judged(arms, names)
+    budgets = options.budgets
+    limits = {name: budgets.all_percent if name == ALL else budgets.collector_percent for name in contrasts}
+    pending = count.start(arms) if count is not None else None
+    try:
+        run = measure(
+            subject,
+            arms,
+            names,
+            seed=options.seed,
+            time_s=options.time_s,
+            watch=Watch(contrasts, limits, subject.cycle),
+            reporter=reporter,
+            min_segment_s=QUICK_SEGMENT_S if options.quick else MIN_SEGMENT_S,
+            ready=(lambda: pending.wait(reporter)) if pending is not None else None,
+        )
+    finally:
+        if pending is not None:
+            pending.close()
+    counts, faults = pending.result() if pending is not None else ({}, ())
+    receipt = make_receipt(options, run, counts, faults, counts_required=count is not None)
+    outputs.write_all(receipt, folder)
+    show(receipt, folder)
+    return receipt
+
+
+def make_receipt(
+    options: Options, run: Run, counts: Mapping[str, ExactCounts], faults: Sequence[str], *, counts_required: bool
+) -> Receipt:
+    """Judge a run. Pure but for the commit, the machine and the clock, which are read here."""
+    from dataclasses import replace
+
+    measurement = replace(run.measurement, counts=counts, faults=(*run.measurement.faults, *faults))
+    analysis = analyse(measurement)
+    unfit = machine.unfit(measurement.before, measurement.after) if measurement.before and measurement.after else ()
+    judgement = judge(analysis, options.budgets, unfit, counts_required=counts_required)
+    this = machine.identify()
+    arms: dict[str, list[Segment]] = {arm.name: [] for arm in measurement.arms}
+    for segment in measurement.segments:
+        arms[segment.arm].append(segment)
+    return Receipt(
+        command="overhead",
+        commit=read_commit(),
+        machine=this,
+        config=ConfigRef(options.config.name, options.config.digest()),
+        arms={name: tuple(segments) for name, segments in arms.items()},
+        losses_equal=analysis.losses_equal,
+        collectors=judgement.collectors,
+        all=judgement.all,
+        throughput=analysis.throughput,
+        baseline=_baseline(options, this, analysis),
+        pipeline_efficiency=measurement.pipeline_efficiency,
+        verdict=judgement.verdict,
+        exit_code=judgement.exit_code,
+        created=outputs.now_utc(),
+        budget_percent=options.budgets.all_percent,
+        collector_budget_percent=options.budgets.collector_percent,
+        reasons=_reasons(judgement, run),
+        aa=analysis.aa,
+        counts=dict(counts),
+        losses=dict(measurement.losses),
+        before=measurement.before,
+        after=measurement.after,
+        subject=measurement.subject,
+        cycle=measurement.cycle,
+        options={
+            "seed": options.seed,
+            "minutes": round(options.time_s / 60, 3),
+            "quick": options.quick,
+            "only": ",".join(options.only),
+            "inject_percent": options.inject_percent,
+            "plant": options.plant,
+            "stopped": measurement.stopped,
+            "washout_steps": measurement.washout_steps,
+            "warmup_steps": measurement.warmup_steps,
+            "seconds": round(run.seconds, 1),
+        },
+        extra={"notes": list(run.result.notes), "peak_memory_bytes": run.result.peak_memory_bytes},
+    )
+
+
+def _reasons(judgement: Judgement, run: Run) -> tuple[str, ...]:
+    """The verdict's reasons; where losses differ, the step that shows it comes right behind."""
+    reasons = list(judgement.reasons)
+    if run.difference:
+        reasons.append(f"first difference: {run.difference}")
+    return tuple(reasons)
+
+
+def _baseline(options: Options, this: machine.Machine, analysis: Analysis) -> BaselineView:
+    return baselines.view(this, options.config, analysis.throughput)
+
+
+def show(receipt: Receipt, folder: Path) -> None:
+    """The report on stdout, and where the files are on stderr."""
+    sys.stdout.write(terminal.render(receipt, color=sys.stdout.isatty()))
+    sys.stdout.flush()
+    print(f"{folder}/receipt.json, report.md, report.html", file=sys.stderr)
+
+
+__all__ = ["INJECTED", "ExitCode", "Options", "make_receipt", "run_overhead", "show"]

@@ -1,0 +1,113 @@
+"""report.md: the verdict first, the table, then what it rests on. Also the summary of a CI job."""
+
+from __future__ import annotations
+
+from tabulate import tabulate
+
+from bench.records import OFF, Cost, Receipt, Verdict
+from bench.report import terminal, words
+
+MARKS = {
+    Verdict.WITHIN: "✅",
+    Verdict.OVER: "❌",
+    Verdict.SLOWER: "⚠️",
+    Verdict.UNRESOLVED: "❔",
+    Verdict.INVALID: "🚫",
+    Verdict.NO_BASELINE: "❔",
+}
+
+
+def render(receipt: Receipt) -> str:
+    """The whole report as Markdown that ends with a newline."""
+    parts = [f"# {MARKS[receipt.verdict]} {words.headline(receipt)}", *_reasons(receipt), _costs(receipt)]
+    parts += [_facts(receipt), _places(receipt), _machine(receipt), _run(receipt)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _reasons(receipt: Receipt) -> list[str]:
+    return ["\n".join(f"- {escape(reason)}" for reason in receipt.reasons)] if receipt.reasons else []
+
+
+def _costs(receipt: Receipt) -> str:
+    costs = words.all_costs(receipt)
+    if not costs:
+        return ""
+    marginal = words.has_marginal(receipt)
+    headers = ["collector", "isolated %", *(["marginal %"] if marginal else []), "would find %", "own cost %"]
+    headers += ["syncs", "ops", "copies", "allocations", "verdict"]
+    rows = [_row(cost, marginal) for cost in costs]
+    note = (
+        "Share of the throughput lost, with its one-sided 95% bounds. *Isolated*: alone against all off; *marginal*: all against "
+        "all but this one. *Would find*: the smallest loss that 95 of 100 such runs find. *Own cost*: instruments and monitor, "
+        "added up. Counts: what is added in so many steps, exactly."
+    )
+    return table(rows, headers, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
+
+
+def _row(cost: Cost, marginal: bool) -> list[str]:
+    row = [f"`{cost.name}`", words.interval(cost.isolated)]
+    if marginal:
+        row.append(words.interval(cost.marginal))
+    row += ["-" if cost.isolated is None else words.number(cost.isolated.mde), words.accounted(cost.accounted_percent)]
+    row += [words.added(getattr(cost, f"{kind}_added")) for kind in words.KINDS]
+    return [*row, f"{MARKS[cost.verdict]} {cost.verdict.value}"]
+
+
+def _facts(receipt: Receipt) -> str:
+    return table([[name, escape(text)] for name, text in terminal.facts(receipt)], ["", ""], "ll")
+
+
+def _places(receipt: Receipt) -> str:
+    """Where in the code the counts of an arm differ from those of `off`."""
+    rows = differing_places(receipt)
+    if not rows:
+        return ""
+    return "## Where counts rose\n\n" + table(
+        [list(row) for row in rows], ["arm", "kind", "role", "place", "more than off"], "llllr"
+    )
+
+
+def differing_places(receipt: Receipt) -> list[tuple[str, str, str, str, str]]:
+    """(arm, kind, role, place, added) for every place that an arm visits more or less often than `off`."""
+    off = receipt.counts.get(OFF)
+    if off is None:
+        return []
+    known = {(place.kind, place.role, place.where): place.count for place in off.places}
+    rows = []
+    for arm, counts in receipt.counts.items():
+        here = {(place.kind, place.role, place.where): place.count for place in counts.places}
+        if arm == OFF:
+            continue
+        for kind, role, where in sorted(set(here) | set(known)):
+            more = here.get((kind, role, where), 0) - known.get((kind, role, where), 0)
+            if more:
+                rows.append((arm, kind, role, where, f"{more:+d}"))
+    return rows
+
+
+def _machine(receipt: Receipt) -> str:
+    rows = words.state(receipt.before, receipt.after)
+    versions = ", ".join(f"{name} {version}" for name, version in receipt.machine.versions.items())
+    lines = [f"## Machine\n\n{words.machine(receipt)} (`{receipt.machine.key}`)", versions]
+    if rows:
+        lines.append(table([list(row) for row in rows], ["", "before", "after"], "lrr"))
+    return "\n\n".join(line for line in lines if line)
+
+
+def _run(receipt: Receipt) -> str:
+    options = ", ".join(f"{name} {value}" for name, value in receipt.options.items() if value not in (None, ""))
+    return (
+        f"`{receipt.command}` of config `{receipt.config.name}` ({receipt.config.hash}), commit `{words.commit(receipt)}`, "
+        f"{receipt.created}, exit code {int(receipt.exit_code)}. {options}"
+    ).rstrip()
+
+
+def table(rows: list[list[str]], headers: list[str], align: str) -> str:
+    """A GitHub table; `align` is one of l, r for each column."""
+    names = {"l": "left", "r": "right"}
+    return tabulate(rows, headers=headers, tablefmt="github", colalign=[names[c] for c in align], disable_numparse=True)
+
+
+def escape(text: str) -> str:
+    """Keep a text from being read as a table's border or as HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -1,0 +1,214 @@
+"""The words and numbers that all reports share: a receipt in, short texts out. No statistics are made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import zip_longest
+
+from bench.records import (
+    OFF,
+    BaselineView,
+    Cost,
+    ExactCounts,
+    ExitCode,
+    Interval,
+    MachineState,
+    Receipt,
+    Segment,
+    Throughput,
+    Verdict,
+)
+
+MEANING = {
+    Verdict.WITHIN: "within the budget",
+    Verdict.OVER: "over the budget",
+    Verdict.SLOWER: "slower, but not resolved against the budget",
+    Verdict.UNRESOLVED: "not resolved: the measurement is too coarse to say",
+    Verdict.INVALID: "invalid: nothing may be concluded",
+    Verdict.NO_BASELINE: "nothing to compare with, or an incomplete set",
+}
+KINDS = ("syncs", "operations", "copies", "allocations")
+
+
+def number(value: float, digits: int = 2) -> str:
+    """`-0.12`; never `-0.00`."""
+    text = f"{value:.{digits}f}"
+    return text.lstrip("-") if float(text) == 0 else text
+
+
+def interval(value: Interval | None) -> str:
+    """`0.12 [-0.20, 0.44]`, percent."""
+    return "-" if value is None else f"{number(value.percent)} [{number(value.low)}, {number(value.high)}]"
+
+
+def accounted(percent: float | None) -> str:
+    """Own cost; three digits, since it lies far under the noise."""
+    return "-" if percent is None else number(percent, 3)
+
+
+def added(count: int | None) -> str:
+    """`+3`, `0`, or `n/a` where it cannot be counted."""
+    return "n/a" if count is None else "0" if count == 0 else f"{count:+d}"
+
+
+def exact(cost: Cost) -> str:
+    """`0`, or the kinds that changed: `+2 syncs, +1 copies`; `n/a` where nothing could be counted."""
+    values = {kind: getattr(cost, f"{kind}_added") for kind in KINDS}
+    if all(value is None for value in values.values()):
+        return "n/a"
+    changed = [f"{value:+d} {kind}" for kind, value in values.items() if value]
+    return ", ".join(changed) or "0"
+
+
+def rate(tokens_per_second: float) -> str:
+    """`14.2K`, `1,234`, `87.3`."""
+    if tokens_per_second >= 10_000:
+        return f"{tokens_per_second / 1000:.1f}K"
+    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 100 else f"{tokens_per_second:.1f}"
+
+
+def throughput(value: Throughput | None) -> str:
+    """`1,234 tok/s [1,220, 1,248]`."""
+    if value is None:
+        return "not measured"
+    return f"{rate(value.tokens_per_second)} tok/s [{rate(value.low)}, {rate(value.high)}]"
+
+
+def baseline(view: BaselineView) -> str:
+    """What the stored figure says about this run, one line."""
+    figure = ""
+    if view.value is not None:
+        figure = f"{rate(view.value)} tok/s" + (f" ({view.origin})" if view.origin else "")
+    place = " / ".join(part for part in (view.machine, view.config) if part)
+    texts = {
+        "match": f"{figure} for {place}" + (f": {view.verdict}" if view.verdict else ""),
+        "other-machine": f"{figure} belongs to another machine: {place}",
+        "other-config": f"{figure} belongs to another config: {place}",
+        "missing": "none for this machine and config",
+    }
+    text = texts.get(view.status, f"{view.status} {figure}".strip())
+    return f"{text}; {view.note}" if view.note else text
+
+
+def commit(receipt: Receipt) -> str:
+    """`82b8ebf`, or `82b8ebf + uncommitted changes (1a2b3c)`."""
+    text = receipt.commit.id[:10] or "unversioned"
+    if receipt.commit.dirty:
+        text += " + uncommitted changes" + (f" ({receipt.commit.diff_hash[:6]})" if receipt.commit.diff_hash else "")
+    return text
+
+
+def machine(receipt: Receipt) -> str:
+    """`AMD EPYC 7B13, 2 cores, 1x NVIDIA H200`."""
+    models = [model for model, _ in receipt.machine.gpus]
+    gpus = [f"{models.count(model)}x {model}" for model in dict.fromkeys(models)]
+    cores = f"{receipt.machine.cpus} core" + ("s" if receipt.machine.cpus != 1 else "")
+    return ", ".join([receipt.machine.cpu_model, cores, *(gpus or ["no GPU"])])
+
+
+def all_costs(receipt: Receipt) -> tuple[Cost, ...]:
+    """The collectors, then all together."""
+    return receipt.collectors + ((receipt.all,) if receipt.all is not None else ())
+
+
+def has_marginal(receipt: Receipt) -> bool:
+    """Whether any collector has a marginal cost."""
+    return any(cost.marginal is not None for cost in receipt.collectors)
+
+
+def headline(receipt: Receipt) -> str:
+    """The verdict in one sentence that stands alone."""
+    text = f"{receipt.verdict.value.upper()}: {MEANING[receipt.verdict]}"
+    together = receipt.all.isolated if receipt.all is not None else None
+    if together is not None and receipt.verdict not in (Verdict.INVALID, Verdict.NO_BASELINE):
+        subject = "head" if receipt.command == "gate" else "all collectors together"
+        text = (
+            f"{receipt.verdict.value.upper()}: {subject} cost{'s' if subject == 'head' else ''} {number(together.percent)}% "
+            f"of the throughput (between {number(together.low)} and {number(together.high)}%), "
+            f"budget {number(receipt.budget_percent)}%"
+        )
+    return text
+
+
+def mde(costs: Iterable[Cost]) -> str:
+    """`0.31%` or `0.25-0.35%`: smallest slowdowns that would be found, over these costs."""
+    values = sorted(cost.isolated.mde for cost in costs if cost.isolated is not None)
+    if not values:
+        return "unknown"
+    low, high = number(values[0]), number(values[-1])
+    return f"{low}%" if low == high else f"{low}-{high}%"
+
+
+def losses(receipt: Receipt) -> str:
+    """Whether training was the same in every arm."""
+    if receipt.losses_equal is None:
+        return "not compared"
+    if not receipt.losses_equal:
+        return "DIFFER between arms: a collector changes training"
+    return f"equal bit for bit in all {len(receipt.losses)} arms over the {receipt.cycle} batches of the cycle"
+
+
+def rounds(receipt: Receipt) -> int:
+    """Rounds of the `off` arm."""
+    arm = receipt.arms.get(OFF) or next(iter(receipt.arms.values()), ())
+    return len({(segment.process, segment.round) for segment in arm})
+
+
+def segments(receipt: Receipt) -> tuple[Segment, ...]:
+    """Every segment in the order taken."""
+    found = [segment for arm in receipt.arms.values() for segment in arm]
+    return tuple(sorted(found, key=lambda s: (s.process, s.round, s.order)))
+
+
+def counting(counts: ExactCounts | None) -> str:
+    """How exact counts were made, or why not."""
+    if counts is None:
+        return "not counted"
+    if not counts.armed:
+        return "NOT ARMED: " + ("; ".join(counts.unavailable) or "no reason given")
+    return f"over {counts.steps} steps by {', '.join(counts.ways) or 'unnamed ways'}"
+
+
+_MACHINE_ROWS = (
+    ("load (1 min)", "load_1m", "{:.2f}"),
+    ("CPU clock, MHz", "cpu_mhz", "{:.0f}"),
+    ("stolen CPU, s since boot", "steal_s", "{:.1f}"),
+    ("held back by quota, s", "throttled_s", "{:.1f}"),
+)
+_GPU_ROWS = (
+    ("SM clock, MHz", "sm_clock_mhz", "{:.0f}"),
+    ("temperature, C", "temperature_c", "{:.0f}"),
+    ("power, W", "power_w", "{:.0f}"),
+    ("foreign processes", "foreign_processes", "{:.0f}"),
+    ("throttled", "throttle_reasons", "{}"),
+)
+
+
+def state(before: MachineState | None, after: MachineState | None) -> list[tuple[str, str, str]]:
+    """Rows (what, before, after) of the machine's state; values that are not available are left out."""
+    rows = _state_rows("", _MACHINE_ROWS, before, after)
+    pairs = zip_longest(before.gpus if before else (), after.gpus if after else ())
+    for first, second in pairs:
+        rows += _state_rows(f"GPU {(first or second).index} ", _GPU_ROWS, first, second)
+    return rows
+
+
+def _state_rows(prefix: str, fields: tuple[tuple[str, str, str], ...], *moments: object) -> list[tuple[str, str, str]]:
+    rows = []
+    for name, key, form in fields:
+        values = [getattr(moment, key, None) for moment in moments]
+        shown = [", ".join(value) or "no" if isinstance(value, tuple) else value for value in values]
+        if any(value is not None for value in shown):
+            first, second = ("-" if value is None else form.format(value) for value in shown)
+            rows.append((prefix + name, first, second))
+    return rows
+
+
+EXIT_MEANING = {
+    ExitCode.WITHIN: "within budget",
+    ExitCode.OVER: "over budget, or an exact count rose",
+    ExitCode.USAGE: "usage or tool error",
+    ExitCode.UNRESOLVED: "slower or unresolved",
+    ExitCode.INVALID: "invalid, or another machine",
+    ExitCode.INCOMPLETE: "no baseline, or an incomplete set",
+}

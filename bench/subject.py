@@ -1,0 +1,256 @@
+"""What is measured: a small protocol, and the clock that every subject calls at its step boundaries.
+
+A subject builds once, warms up, and then runs without a pause: at the end of each segment it takes the next request, throws
+the switches, drops the washout and times the next whole cycles of batches. The requests are a lazy iterator, so whoever
+plans them may look at the segments that are already there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bench.records import Arm, Segment
+
+INJECTED = "injected"
+"""Name of the collector that `--inject` adds: it does nothing but lose a known share of every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRequest:
+    """One segment to take: `washout` steps dropped after the switches are thrown, then `steps` measured."""
+
+    arm: Arm
+    round: int
+    order: int
+    steps: int
+    washout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A segment and the number of its first step, by which losses that come late are laid beside it."""
+
+    first_step: int
+    segment: Segment
+
+
+OnSegment = Callable[[Taken], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectResult:
+    """What a finished run leaves besides its segments.
+
+    Attributes:
+        losses: (step, loss) in any order; steps whose loss was dropped on the way are missing.
+        accounted_percent: instruments' and monitor's own cost as a share of the step, per collector and for "all".
+        pipeline_efficiency: throughput over that of the slowest stage alone, None when unknown.
+        peak_memory_bytes: peak of the process (or of its GPUs, whichever the subject trains on).
+        notes: things to be told in the report, one line each (dropped losses, a collector that switched itself off).
+        faults: things that make the run invalid, one line each.
+    """
+
+    losses: Sequence[tuple[int, float]] = ()
+    accounted_percent: Mapping[str, float] | None = None
+    pipeline_efficiency: float | None = None
+    peak_memory_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+class Subject(Protocol):
+    """Something that trains in steps, replays one cycle of batches, and has collectors with switches."""
+
+    name: str
+    collectors: tuple[str, ...]
+    cycle: int
+    """Steps after which the same batches come again."""
+    washout: int
+    """Steps that may still carry the former arm's work."""
+    warmup: int
+    """Steps before the first segment."""
+
+    def open(self) -> None:
+        """Build everything that is built once. Raises UserError for bad input."""
+
+    def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
+        """Run until `requests` ends, calling `on_segment` for each in turn, on whatever thread the steps run."""
+
+    def close(self) -> None:
+        """Release everything; may be called after a failed open."""
+
+
+class Marks(Protocol):
+    """How step boundaries are timed."""
+
+    def begin(self) -> None:
+        """Everything before is finished: the first mark."""
+
+    def mark(self, index: int) -> None:
+        """The end of measured step `index`."""
+
+    def end(self, steps: int) -> tuple[float, tuple[float, ...]]:
+        """Everything is finished: seconds of the whole, and of each step."""
+
+
+class HostMarks:
+    """Boundaries by the host's clock: right where a step's work is done when its boundary is reached."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._clock_ns = clock_ns
+        self._times: list[int] = [0] * 64
+
+    def reserve(self, steps: int) -> None:
+        """Room for `steps` marks, so that none is made while a segment runs."""
+        if len(self._times) < steps + 1:
+            self._times = [0] * (steps + 1)
+
+    def begin(self) -> None:
+        self._times[0] = self._clock_ns()
+
+    def mark(self, index: int) -> None:
+        self._times[index + 1] = self._clock_ns()
+
+    def end(self, steps: int) -> tuple[float, tuple[float, ...]]:
+        times = self._times[: steps + 1]
+        each = tuple((b - a) * 1e-9 for a, b in zip(times, times[1:], strict=False))
+        return (times[steps] - times[0]) * 1e-9, each
+
+
+def busy_wait(seconds_ns: int) -> None:
+    """Keep a core busy without holding the GIL (sha256 lets it go for large input); the last stretch holds it."""
+    end = time.perf_counter_ns() + seconds_ns
+    while end - time.perf_counter_ns() > 150_000:
+        hashlib.sha256(_BLOCK)
+    while time.perf_counter_ns() < end:
+        pass
+
+
+_BLOCK = bytes(65536)
+
+
+class Stepper:
+    """Called at each step boundary by the subject; everything between two segments happens in here.
+
+    Args:
+        cycle: steps of the cycle; the phase of a segment is the place in it of its first step.
+        requests: taken one by one, only when the last segment is done.
+        switch: throws the collectors' switches to those of an arm.
+        injected: share of a step lost per collector name (0.02: the throughput drops by 2%), spent in the arms that carry it.
+        marks, clock_ns, delay: how boundaries are timed and how time is lost; a simulated subject brings its own.
+        fence: waits for the device, at both ends of a segment.
+    """
+
+    def __init__(
+        self,
+        *,
+        cycle: int,
+        requests: Iterator[SegmentRequest],
+        on_segment: OnSegment,
+        switch: Callable[[Arm], None],
+        injected: Mapping[str, float] | None = None,
+        marks: Any = None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        delay: Callable[[int], None] = busy_wait,
+        fence: Callable[[], None] | None = None,
+    ) -> None:
+        self._cycle = cycle
+        self._requests = requests
+        self._on_segment = on_segment
+        self._switch = switch
+        self._injected = dict(injected or {})
+        self._clock_ns = clock_ns
+        self._marks = marks or HostMarks(clock_ns)
+        self._delay = delay
+        self._fence = fence
+        self._request: SegmentRequest | None = None
+        self._washout = 0
+        self._done = 0
+        self._first_step = 0
+        self._tokens: list[int] = []
+        self._share = 0.0
+        self._owed_ns = 0.0
+        self._last_ns = 0
+        self.finished = False
+        """No request is left: the subject stops at this boundary."""
+
+    def __call__(self, step: int, tokens: int) -> None:
+        """The end of step `step` (from 0), which trained on `tokens` real tokens."""
+        if self._share:
+            self._lose_time()
+        request = self._request
+        if request is None:
+            self._next(step)
+            return
+        if self._washout:
+            self._washout -= 1
+            if not self._washout:
+                self._begin(step)
+            return
+        self._marks.mark(self._done)
+        self._tokens[self._done] = tokens
+        self._done += 1
+        if self._done == request.steps:
+            self._finish(request)
+            self._next(step)
+
+    def _lose_time(self) -> None:
+        # The share is of the throughput: a step of t seconds becomes t / (1 - share). What one wait overshoots, the next owes.
+        now = self._clock_ns()
+        self._owed_ns += (now - self._last_ns) * self._share / (1.0 - self._share)
+        if self._owed_ns > 0:
+            self._delay(int(self._owed_ns))
+        self._last_ns = self._clock_ns()
+        self._owed_ns -= self._last_ns - now
+
+    def _next(self, step: int) -> None:
+        request = next(self._requests, None)
+        self._request = request
+        if request is None:
+            self.finished = True
+            self._share = 0.0
+            return
+        reserve = getattr(self._marks, "reserve", None)
+        if reserve is not None:
+            reserve(request.steps)
+        if len(self._tokens) != request.steps:
+            self._tokens = [0] * request.steps
+        self._switch(request.arm)
+        self._share = sum(self._injected.get(name, 0.0) for name in request.arm.collectors)
+        self._owed_ns = 0.0
+        self._last_ns = self._clock_ns()
+        self._washout = request.washout
+        if not self._washout:
+            self._begin(step)
+
+    def _begin(self, step: int) -> None:
+        self._done = 0
+        self._first_step = step + 1
+        if self._fence is not None:
+            self._fence()
+        self._marks.begin()
+
+    def _finish(self, request: SegmentRequest) -> None:
+        if self._fence is not None:
+            self._fence()
+        seconds, each = self._marks.end(request.steps)
+        self._on_segment(
+            Taken(
+                first_step=self._first_step,
+                segment=Segment(
+                    arm=request.arm.name,
+                    round=request.round,
+                    order=request.order,
+                    steps=request.steps,
+                    tokens=sum(self._tokens),
+                    seconds=seconds,
+                    step_seconds=each,
+                    phase=self._first_step % self._cycle,
+                    step_tokens=tuple(self._tokens),
+                ),
+            )
+        )

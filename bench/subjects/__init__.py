@@ -1,0 +1,38 @@
+"""Things that the harness can measure, one file each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from bench.counting import Counter
+    from bench.subject import Subject
+    from dflash.config import Config
+
+NAMES = ("trainer", "spin")
+
+
+def make_subject(name: str, config: Config, *, inject_percent: float = 0.0, plant: str = "") -> tuple[Subject, Counter | None]:
+    """The subject of that name, and what counts exactly for it (None: it does no device work).
+
+    Raises:
+        UserError: no such subject, or no such planted collector.
+    """
+    from bench.subject import INJECTED
+
+    injected = {INJECTED: inject_percent / 100.0} if inject_percent else {}
+    if name == "spin":
+        from bench.subjects.spin import SpinSubject
+
+        if plant:
+            raise UserError("--plant needs the trainer: the spin subject has no device work to spoil")
+        return SpinSubject({"idle": 0.0, "idler": 0.0} | injected), None
+    if name == "trainer":
+        from bench.counting import ProcessCounter
+        from bench.subjects.trainer import TrainerSubject
+
+        subject = TrainerSubject(config, injected=injected, plant=plant)
+        return subject, ProcessCounter(subject.config.model_dump(mode="json"), plant=plant)
+    raise UserError(f"--subject {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")

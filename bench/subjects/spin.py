@@ -1,0 +1,167 @@
+"""A light subject of known speed: fixed CPU work in each step, and collectors that lose a known share of it.
+
+Two clocks. `SpinSubject()` works for real, so the noise is that of the machine. `SpinSubject(noise=Noise(...))` lets a
+simulated clock run instead: the same code path in no time at all, with noise of known size, correlation and drift.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.records import Arm
+from bench.subject import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
+
+BLOCK_BYTES = 1 << 20
+"""Work is hashing: single-threaded C code of a speed that hangs on the core alone, which lets the GIL go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """A machine's noise for the simulated clock, as shares of a step's time.
+
+    Attributes:
+        step: SD of independent noise of each step.
+        slow: SD of the slow part, an AR(1) over steps.
+        correlation: of that slow part, lag one step.
+        drift: speed lost linearly over 1000 steps.
+        spikes: chance that a step takes three times as long.
+    """
+
+    step: float = 0.01
+    slow: float = 0.01
+    correlation: float = 0.98
+    drift: float = 0.0
+    spikes: float = 0.0
+    seed: int = 0
+
+
+class SimulatedClock:
+    """Nanoseconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def advance(self, nanoseconds: float) -> None:
+        self.now_ns += int(nanoseconds)
+
+
+class SpinSubject:
+    """Steps of `step_s` seconds each, in a cycle of `cycle` batches of unlike size.
+
+    Args:
+        costs: collectors and the share of the throughput each loses (0: none).
+        noise: use the simulated clock with this noise.
+        crash_in: name of an arm whose segments raise (a planted fault).
+        corrupt: name of a collector that changes the losses while it is on (a planted fault).
+    """
+
+    def __init__(
+        self,
+        costs: Mapping[str, float] | None = None,
+        *,
+        step_s: float = 0.008,
+        cycle: int = 8,
+        noise: Noise | None = None,
+        crash_in: str = "",
+        corrupt: str = "",
+    ) -> None:
+        self.name = "spin" if noise is None else "spin-simulated"
+        self.costs = dict(costs if costs is not None else {"idle": 0.0})
+        self.collectors = tuple(self.costs)
+        self.cycle = cycle
+        self.washout = 1
+        self.warmup = cycle
+        self._step_s = step_s
+        self._noise = noise
+        self._crash_in = crash_in
+        self._corrupt = corrupt
+        self._arm = Arm("off")
+        # Batches differ in length, as real ones do: +-30% around the mean, the same in every cycle.
+        shares = 1.0 + 0.3 * np.linspace(-1.0, 1.0, cycle)[np.random.default_rng(5).permutation(cycle)]
+        self._shares: Sequence[float] = [float(share) for share in shares / shares.mean()]
+        self._tokens = [max(1, round(1000 * share)) for share in self._shares]
+        self._work: Callable[[int], None] = self._hash
+        self._block = b""
+        self._bytes_per_s = 0.0
+
+    def open(self) -> None:
+        """Find out how fast this core hashes, so that a step takes about `step_s`."""
+        if self._noise is not None:
+            return
+        self._block = bytes(BLOCK_BYTES)
+        speeds = []
+        for _ in range(15):
+            start = time.perf_counter()
+            hashlib.sha256(self._block).digest()
+            speeds.append(BLOCK_BYTES / (time.perf_counter() - start))
+        self._bytes_per_s = float(np.median(speeds))
+
+    def close(self) -> None:
+        self._block = b""
+
+    def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
+        """Run steps until the requests end."""
+        clock: Callable[[], int] = time.perf_counter_ns
+        delay: Callable[[int], None] = busy_wait
+        if self._noise is not None:
+            simulated = SimulatedClock()
+            clock, delay, self._work = simulated, simulated.advance, self._simulate(simulated, self._noise)
+        stepper = Stepper(
+            cycle=self.cycle,
+            requests=requests,
+            on_segment=on_segment,
+            switch=self._throw,
+            injected=self.costs,
+            clock_ns=clock,
+            delay=delay,
+        )
+        losses: list[tuple[int, float]] = []
+        step = 0
+        while not stepper.finished:
+            place = step % self.cycle
+            self._work(place)
+            if self._arm.name == self._crash_in:
+                raise RuntimeError(f"planted crash in arm {self._arm.name}")
+            losses.append((step, self._loss(place)))
+            if step >= self.warmup - 1:
+                stepper(step, self._tokens[place])
+            step += 1
+        return SubjectResult(losses=losses)
+
+    def _throw(self, arm: Arm) -> None:
+        self._arm = arm
+
+    def _loss(self, place: int) -> float:
+        changed = self._corrupt in self._arm.collectors
+        return 2.0 + self._shares[place] + (1e-7 if changed else 0.0)
+
+    def _hash(self, place: int) -> None:
+        left = int(self._bytes_per_s * self._step_s * self._shares[place])
+        while left > 0:
+            hashlib.sha256(memoryview(self._block)[: min(left, BLOCK_BYTES)])
+            left -= BLOCK_BYTES
+
+    def _simulate(self, clock: SimulatedClock, noise: Noise) -> Callable[[int], None]:
+        generator = np.random.default_rng(noise.seed)
+        slow = noise.slow * generator.standard_normal()
+        kick = noise.slow * float(np.sqrt(1.0 - noise.correlation**2))
+        steps = 0
+
+        def work(place: int) -> None:
+            nonlocal slow, steps
+            slow = noise.correlation * slow + kick * generator.standard_normal()
+            level = slow + noise.step * generator.standard_normal() + noise.drift * steps / 1000.0
+            if noise.spikes and generator.random() < noise.spikes:
+                level += 2.0
+            steps += 1
+            clock.advance(1e9 * self._step_s * self._shares[place] * max(0.1, 1.0 + level))
+
+        return work

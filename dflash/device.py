@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dflash.errors import UserError
+from dflash.host_memory import staging
 
 
 class _CpuEvent:
@@ -27,6 +28,9 @@ class _CpuEvent:
 
     def query(self) -> bool:
         return True
+
+    def synchronize(self) -> None:
+        pass
 
 
 class Device:
@@ -57,7 +61,7 @@ class Device:
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Host memory that this device copies from and to without a wait."""
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=self.is_cuda)
+        return staging(tuple(shape), dtype, pin=True)
 
     def synchronize(self) -> None:
         """Wait for all work. Only at the ends of a run and of a measured segment, inside `allowed_sync`."""

@@ -1,0 +1,48 @@
+"""Which CPU tensors stand for host memory on a machine whose "GPUs" are the CPU.
+
+On CUDA a tensor says itself where it lives. On the CPU everything lives in one memory, so a sync counter could not tell a
+batch that waits in pinned memory from a hidden state on the drafter's GPU. Host memory is therefore written down where it
+is made; everything else that a worker holds is on its device. Marks belong to storages: a view is where its base is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+PINNED = "pinned"
+PAGEABLE = "pageable"
+
+_SWEEP_EVERY = 4096
+
+# A weak reference keeps the address of a dead storage from being used again, so that an entry never names another tensor.
+_marks: dict[int, tuple[StorageWeakRef, str]] = {}
+_made = 0
+
+
+def mark_host(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Write down that the CPU tensor's memory is host memory, `PINNED` or `PAGEABLE`. Returns the tensor."""
+    global _made
+    storage = tensor.untyped_storage()
+    _marks[storage._cdata] = (StorageWeakRef(storage), kind)
+    _made += 1
+    if _made % _SWEEP_EVERY == 0:
+        for key, (reference, _) in _marks.copy().items():
+            if reference.expired():
+                _marks.pop(key, None)
+    return tensor
+
+
+def host_kind(tensor: torch.Tensor) -> str | None:
+    """`PINNED` or `PAGEABLE` for marked host memory; None for everything else."""
+    if not _marks or tensor.layout != torch.strided:
+        return None
+    found = _marks.get(tensor.untyped_storage()._cdata)
+    return None if found is None else found[1]
+
+
+def staging(shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool) -> torch.Tensor:
+    """Uninitialised host memory, pinned where there is CUDA to pin it for; without CUDA it is only marked so."""
+    if torch.cuda.is_available():
+        return torch.empty(shape, dtype=dtype, pin_memory=pin)
+    return mark_host(torch.empty(shape, dtype=dtype), PINNED if pin else PAGEABLE)

@@ -1,0 +1,135 @@
+"""Python entry points that wait for a device without any operator: wrapped while a scope is open, put back after.
+
+Each wrapper counts in the calling thread's scope and then calls the real thing. Where the machine has no CUDA the wrappers
+of `torch.cuda` count and return, so that a planted `torch.cuda.synchronize()` is found on any machine. Not seen: a name
+that was imported before (`from torch.cuda import synchronize`), and whatever C++ waits for by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+
+from dflash.device import Device, _CpuEvent
+from dflash.host_memory import PAGEABLE, mark_host
+from dflash.observe.sync_scope import current_scope
+
+DEVICE, STREAM, EVENT, CACHE, QUERY = (
+    "device synchronize",
+    "stream synchronize",
+    "event synchronize",
+    "empty_cache",
+    "device memory query",
+)
+
+_POINTS: tuple[tuple[Any, str, str], ...] = (
+    (torch.cuda, "synchronize", DEVICE),
+    (torch.cpu, "synchronize", DEVICE),
+    (torch.accelerator, "synchronize", DEVICE),
+    (torch.cuda.Stream, "synchronize", STREAM),
+    (torch.cuda.Event, "synchronize", EVENT),
+    (torch.cpu.Event, "synchronize", EVENT),
+    (_CpuEvent, "synchronize", EVENT),
+    (torch.cuda, "empty_cache", CACHE),
+    (torch.cuda.memory, "empty_cache", CACHE),
+    (torch.cuda, "mem_get_info", QUERY),
+    (torch.cuda.memory, "mem_get_info", QUERY),
+)
+
+_lock = threading.Lock()
+_users = 0
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def _counting(original: Callable[..., Any], kind: str, real: bool) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        scope = current_scope()
+        if scope is None:
+            return original(*args, **kwargs)
+        scope.record(kind)
+        if not real:
+            return None
+        scope.quiet += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            scope.quiet -= 1
+
+    return call
+
+
+def _marking(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = original(*args, **kwargs)
+        return mark_host(made, PAGEABLE) if current_scope() is not None else made
+
+    return call
+
+
+def _device_synchronize(original: Callable[[Device], None]) -> Callable[[Device], None]:
+    @functools.wraps(original)
+    def call(self: Device) -> None:
+        scope = current_scope()
+        if scope is not None and not self.is_cuda:  # on CUDA it goes through torch.cuda.synchronize
+            scope.record(DEVICE)
+        original(self)
+
+    return call
+
+
+def _keeping_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's `backward` and `grad` run the engine with the function mode off; hooks must stay under it."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        scope = current_scope()
+        if scope is None or scope.function_mode is None or scope.function_mode in _get_current_function_mode_stack():
+            return original(*args, **kwargs)
+        with scope.function_mode:
+            return original(*args, **kwargs)
+
+    return call
+
+
+def install() -> None:
+    """Wrap the entry points; calls nest."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users > 1:
+            return
+        cuda = torch.cuda.is_available()
+        for owner, name, kind in _POINTS:
+            original = owner.__dict__.get(name)
+            if original is not None:
+                real = cuda or owner in (torch.cpu, torch.cpu.Event, _CpuEvent)
+                _replace(owner, name, original, _counting(original, kind, real))
+        _replace(Device, "synchronize", Device.synchronize, _device_synchronize(Device.synchronize))
+        engine = "_engine_run_backward"
+        _replace(torch.autograd, engine, getattr(torch.autograd, engine), _keeping_mode(getattr(torch.autograd, engine)))
+        for name in ("from_numpy", "frombuffer"):
+            _replace(torch, name, getattr(torch, name), _marking(getattr(torch, name)))
+
+
+def uninstall() -> None:
+    """Undo one `install`."""
+    global _users
+    with _lock:
+        _users -= 1
+        if _users:
+            return
+        while _originals:
+            owner, name, original = _originals.pop()
+            setattr(owner, name, original)
+
+
+def _replace(owner: Any, name: str, original: Any, wrapper: Any) -> None:
+    _originals.append((owner, name, original))
+    setattr(owner, name, wrapper)

@@ -12,7 +12,7 @@ import torch
 from dflash.device import Device
 
 
-class LateEntry(NamedTuple):
+class LateRow(NamedTuple):
     """Scalars of one step, arrived late.
 
     Attributes:
@@ -65,9 +65,9 @@ class LateScalars:
         self._tags[at] = tag
         self._head += 1
 
-    def poll(self) -> list[LateEntry]:
+    def poll(self) -> list[LateRow]:
         """The rows whose copy is complete, oldest first. Never waits."""
-        rows: list[LateEntry] = []
+        rows: list[LateRow] = []
         depth = len(self._rows)
         while self._tail < self._head:
             at = self._tail % depth
@@ -76,7 +76,7 @@ class LateScalars:
             rows.append(self._take(at))
         return rows
 
-    def drain_blocking(self) -> list[LateEntry]:
+    def drain_blocking(self) -> list[LateRow]:
         """All pushed rows, after waiting for the device. Only at the end of a run, inside `allowed_sync`."""
         self._device.synchronize()
         rows = []
@@ -84,14 +84,14 @@ class LateScalars:
             rows.append(self._take(self._tail % len(self._rows)))
         return rows
 
-    def _take(self, at: int) -> LateEntry:
-        row = LateEntry(self._steps[at], self._views[at].copy(), self._tags[at])
+    def _take(self, at: int) -> LateRow:
+        row = LateRow(self._steps[at], self._views[at].copy(), self._tags[at])
         self._tags[at] = None
         self._tail += 1
         return row
 
 
-def check_finite(rows: Iterable[LateEntry], names: Sequence[str], watched: Sequence[str] = ("train/loss",)) -> None:
+def check_finite(rows: Iterable[LateRow], names: Sequence[str], watched: Sequence[str] = ("train/loss",)) -> None:
     """Refuse rows whose watched values are not finite.
 
     `names` are the columns. The tag of a row is shown as the batches it came from.

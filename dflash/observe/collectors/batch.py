@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add, sub
 from typing import Any, ClassVar
 
 from dflash.observe.collectors.base import Collector, Sources
@@ -14,26 +16,23 @@ _HOST = "counters of the prefetcher, from host data at collation"
 
 @dataclass(frozen=True)
 class _Counts:
+    """The prefetcher's sums; `lengths` are counts by length bin."""
+
     batches: int
     tokens: int
     padded_tokens: int
     loss_tokens: int
     samples: int
-    lengths: Mapping[int, int]
+    lengths: tuple[int, ...]
 
     def since(self, before: _Counts) -> _Counts:
-        lengths = {
-            length: count - before.lengths.get(length, 0)
-            for length, count in self.lengths.items()
-            if count != before.lengths.get(length, 0)
-        }
         return _Counts(
             self.batches - before.batches,
             self.tokens - before.tokens,
             self.padded_tokens - before.padded_tokens,
             self.loss_tokens - before.loss_tokens,
             self.samples - before.samples,
-            lengths,
+            tuple(map(sub, self.lengths, before.lengths)),
         )
 
 
@@ -55,11 +54,15 @@ class BatchCollector(Collector):
     def __init__(self, sources: Sources) -> None:
         super().__init__(sources)
         self._before: _Counts | None = None
-        self._lengths: dict[int, int] = {}
+        self._lengths: tuple[int, ...] = ()
+
+    def throw(self, on: bool) -> None:
+        if self.sources.prefetcher is not None:
+            self.sources.prefetcher.counters.count = on
 
     def reset(self) -> None:
         self._before = None
-        self._lengths.clear()
+        self._lengths = ()
 
     def sample(self, now_ns: int) -> dict[str, float]:
         prefetcher = self.sources.prefetcher
@@ -70,14 +73,13 @@ class BatchCollector(Collector):
         if before is None:
             return {}
         delta = now.since(before)
-        for length, count in delta.lengths.items():
-            self._lengths[length] = self._lengths.get(length, 0) + count
-        return {**_values(delta), **_quantiles(delta.lengths)}
+        if delta.samples:
+            self._lengths = tuple(map(add, self._lengths, delta.lengths)) if self._lengths else delta.lengths
+        return {**_values(delta), **_quantiles(delta.lengths, prefetcher.counters.bin_tokens)}
 
     def flush(self) -> dict[str, float]:
-        values = _quantiles(self._lengths)
-        self._lengths.clear()
-        return values
+        lengths, self._lengths = self._lengths, ()
+        return _quantiles(lengths, self.sources.prefetcher.counters.bin_tokens) if lengths else {}
 
 
 def _read(counters: Any) -> _Counts:
@@ -87,7 +89,7 @@ def _read(counters: Any) -> _Counts:
         counters.padded_tokens,
         counters.loss_tokens,
         counters.samples,
-        counters.lengths.copy(),
+        tuple(counters.length_bins),
     )
 
 
@@ -106,12 +108,13 @@ def _values(delta: _Counts) -> dict[str, float]:
     return values
 
 
-def _quantiles(lengths: Mapping[int, int]) -> dict[str, float]:
-    """Nearest rank: a length that some sample has."""
-    total, below = sum(lengths.values()), 0
-    wanted = {"batch/length_p50": 0.5 * total, "batch/length_p95": 0.95 * total}
-    values: dict[str, float] = {}
-    for length in sorted(lengths):
-        below += lengths[length]
-        values.update((key, float(length)) for key, rank in wanted.items() if key not in values and below >= rank and total)
-    return values
+def _quantiles(bins: tuple[int, ...], bin_tokens: int) -> dict[str, float]:
+    """Nearest rank; bin i holds the lengths up to (i + 1) * bin_tokens. Empty when there are no samples."""
+    total = sum(bins)
+    if not total:
+        return {}
+    below = tuple(accumulate(bins))
+    return {
+        "batch/length_p50": float((bisect_left(below, 0.5 * total) + 1) * bin_tokens),
+        "batch/length_p95": float((bisect_left(below, 0.95 * total) + 1) * bin_tokens),
+    }

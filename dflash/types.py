@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from dflash.models.target import DocumentRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Batch:
         labels: int64 `[batch, anchors, block-1]`: the token at `anchor + k` for k = 1..block-1, 0 where weight is 0.
         weights: float32 `[batch, anchors, block-1]`: exp(-(k-1)/gamma) where supervised, else 0.
         document_start: int64 `[batch, anchors]` first position of the anchor's document (0 unless packed).
+        document_ids: int64 `[batch, length]` for packed rows, else None; `documents` the same, as rows for the target.
         weight_sum: sum of `weights`, a host float: the loss's denominator.
         lengths: real tokens of each row.
         tokens, loss_tokens: real and supervised tokens of the batch; padded_tokens = batch * length.
@@ -71,6 +76,7 @@ class Batch:
     weights: torch.Tensor
     document_start: torch.Tensor
     document_ids: torch.Tensor | None
+    documents: DocumentRows | None
     weight_sum: float
     lengths: tuple[int, ...]
     tokens: int

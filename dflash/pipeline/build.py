@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dflash.config import Config
-from dflash.data.conversations import Dataset, load_samples
+from dflash.data.conversations import data_files, load_samples, read_rows
+from dflash.data.dataset import Dataset
 from dflash.data.tokenizer import load_tokenizer
 from dflash.device import Device, check_devices, torch_dtype
 from dflash.errors import UserError
 from dflash.models.blocks import BlockGeometry
+from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TargetInfo, inspect_target, load_target, resolve_mask_token
 
 if TYPE_CHECKING:
-    from dflash.models.drafter import DrafterShape
     from dflash.models.target import Target
     from dflash.pipeline.drafter_worker import Replica
 
@@ -42,56 +44,33 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
     if not skip_devices:
         check_devices((*config.target.devices, *config.drafter.devices))
     info = inspect_target(config.target)
-    tokenizer = load_tokenizer(config)
-    if len(tokenizer) > info.vocab_size:
+    tokenizer = None if brings_token_ids(config) else load_tokenizer(config)
+    if tokenizer is not None and len(tokenizer) > info.vocab_size:
         raise UserError(
             f"the tokenizer has {len(tokenizer)} tokens, the target's vocabulary {info.vocab_size}: they do not belong together"
         )
-    shape = drafter_shape(config, info, tokenizer)
+    shape = DrafterShape.resolve(config.drafter, info, resolve_mask_token(config.drafter, info, tokenizer))
     geometry = geometry_of(config)
     dataset = load_samples(config.data, tokenizer, vocab_size=info.vocab_size)
     return Inputs(config, info, shape, geometry, tokenizer, dataset)
 
 
+def brings_token_ids(config: Config) -> bool:
+    """Whether the data is pre-tokenised and no tokenizer was named, so that none is needed.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if config.data.path == "stdlib":
+        return False
+    for row in read_rows(data_files(Path(config.data.path))[0]):
+        return not config.data.tokenizer and isinstance(row.value, dict) and "input_ids" in row.value
+    return False
+
+
 def geometry_of(config: Config) -> BlockGeometry:
     """Anchors, block size and decay of a run."""
     return BlockGeometry(config.drafter.anchors, config.drafter.block_size, config.objective.gamma)
-
-
-def drafter_shape(config: Config, info: TargetInfo, tokenizer: Any) -> DrafterShape:
-    """Every size of the drafter: its own settings, the target's width and vocabulary.
-
-    Raises:
-        UserError: a hidden size that is not the target's, a mask token outside the vocabulary.
-    """
-    from dflash.models.drafter import DrafterShape
-
-    drafter = config.drafter
-    if drafter.hidden_size not in (0, info.hidden_size):
-        raise UserError(
-            f"drafter.hidden_size = {drafter.hidden_size}, the target {config.target.model!r} has {info.hidden_size}: "
-            "they share embedding and head, so they must agree; leave it out"
-        )
-    layer_types = ("sliding_attention",) * drafter.sliding_layers
-    layer_types += ("full_attention",) * (drafter.layers - drafter.sliding_layers)
-    return DrafterShape(
-        hidden_size=info.hidden_size,
-        intermediate_size=drafter.intermediate_size or info.intermediate_size,
-        layers=drafter.layers,
-        heads=drafter.heads,
-        kv_heads=drafter.kv_heads,
-        head_dim=drafter.head_dim,
-        vocab_size=info.vocab_size,
-        taps=len(info.layer_ids),
-        block_size=drafter.block_size,
-        mask_token_id=resolve_mask_token(drafter.mask_token_id, info, tokenizer),
-        target_layer_ids=info.layer_ids,
-        num_target_layers=info.layers,
-        layer_types=layer_types,
-        sliding_window=drafter.sliding_window,
-        rope_theta=drafter.rope_theta,
-        rms_norm_eps=drafter.rms_norm_eps,
-    )
 
 
 def load_targets(config: Config) -> tuple[list[Device], list[Target]]:
@@ -102,7 +81,6 @@ def load_targets(config: Config) -> tuple[list[Device], list[Target]]:
 
 def build_replica(config: Config, shape: DrafterShape, target: Target, index: int) -> Replica:
     """Drafter number `index`: same seed, same weights as every other."""
-    from dflash.models.drafter import Drafter
     from dflash.models.objective import BlockObjective
     from dflash.models.optimizer import FlatAdamW, FlatParameters
     from dflash.pipeline.drafter_worker import Replica
@@ -110,7 +88,7 @@ def build_replica(config: Config, shape: DrafterShape, target: Target, index: in
     settings, train = config.drafter, config.train
     device = Device(settings.devices[index])
     dtype = torch_dtype(settings.dtype)
-    drafter = Drafter(shape, seed=train.seed, attention=settings.attention, device=device)
+    drafter = Drafter(shape, train.seed)
     flat = FlatParameters(drafter, device.torch, dtype)
     optimizer = FlatAdamW(flat, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, clip=train.clip)
     geometry = geometry_of(config)
@@ -118,7 +96,7 @@ def build_replica(config: Config, shape: DrafterShape, target: Target, index: in
         index=index,
         device=device,
         drafter=drafter,
-        objective=BlockObjective.from_config(config.objective, geometry),
+        objective=BlockObjective.from_config(config.objective),
         flat=flat,
         optimizer=optimizer,
         embedding=target.embedding.to(device.torch, dtype),

@@ -76,6 +76,29 @@ class RemainingPlan:
         return self._inner.spec(index)
 
 
+def flatten(tree: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """`{"master": {"fc.weight": t}}` as `{"master/fc.weight": t}`, in host memory."""
+    flat: dict[str, torch.Tensor] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}/{name}": tensor for name, tensor in flatten(value).items()}
+        else:
+            flat[key] = value.cpu()
+    return flat
+
+
+def unflatten(flat: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for path, tensor in flat.items():
+        head, _, rest = path.partition("/")
+        if rest:
+            tree.setdefault(head, {})[rest] = tensor
+        else:
+            tree[head] = tensor
+    return tree
+
+
 def save(folder: Path, state: State, keep: int) -> Path:
     """Write `state` under `folder`, then remove all but the newest `keep` checkpoints. Returns its path."""
     folder.mkdir(parents=True, exist_ok=True)

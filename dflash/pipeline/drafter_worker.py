@@ -12,6 +12,8 @@ import torch
 
 from dflash.config import TrainConfig
 from dflash.device import Device
+from dflash.models.objective import gather_teacher
+from dflash.observe.sync_guard import mark_step
 from dflash.pipeline.exchange import ExchangeClosed, GradientExchange, Share
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue
 from dflash.pipeline.schedule import learning_rate
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from dflash.models.objective import BlockObjective
     from dflash.models.optimizer import FlatAdamW, FlatParameters
     from dflash.observe.recorder import WorkerRecorder
-    from dflash.observe.scalars import LateEntry, LateScalars
+    from dflash.observe.scalars import LateRow, LateScalars
 
 
 class StepHooks(Protocol):
@@ -72,16 +74,11 @@ class Replica:
         )
         teacher = None
         if item.last_hidden is not None:
-            teacher = item.last_hidden.to(device, non_blocking=True)
-        return self.objective(
-            hidden,
-            self.head,
-            batch.labels.to(device, non_blocking=True),
-            batch.weights.to(device, non_blocking=True),
-            scale=1.0 / self.nominal_weight,
-            teacher_hidden=teacher,
-            anchors=anchors,
-        )
+            last = item.last_hidden.to(device, non_blocking=True)
+            teacher = gather_teacher(last, anchors, self.drafter.shape.block_size)
+        labels = batch.labels.to(device, non_blocking=True)
+        weights = batch.weights.to(device, non_blocking=True)
+        return self.objective(hidden, self.head, labels, weights, 1.0 / self.nominal_weight, teacher)
 
 
 class DrafterWorker:
@@ -105,7 +102,7 @@ class DrafterWorker:
         late: LateScalars,
         config: TrainConfig,
         *,
-        arrived: Callable[[list[LateEntry]], None],
+        arrived: Callable[[list[LateRow]], None],
         hooks: StepHooks | None,
         stop: threading.Event,
         checkpoint: Callable[[int], None],
@@ -136,6 +133,7 @@ class DrafterWorker:
     def step(self) -> bool:
         """One optimizer step. False when the run is over."""
         recorder, replica = self._recorder, self.replica
+        mark_step(self.step_index)
         replica.flat.zero_grad()
         weight, tokens, stats, plan_indices = 0.0, 0, None, []
         for _ in range(self._config.accumulation):

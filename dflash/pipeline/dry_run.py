@@ -6,11 +6,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from dflash.config import Config
 from dflash.data.tokenizer import load_tokenizer
 from dflash.errors import UserError
 from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
-from dflash.pipeline.build import drafter_shape, prepare_inputs
+from dflash.models.drafter import Drafter, DrafterShape
+from dflash.pipeline.build import prepare_inputs
 from dflash.pipeline.known_targets import KNOWN_TARGETS
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -72,14 +75,16 @@ def make_plan(config: Config) -> RunPlan:
             tokenizer = None
         if not Path(config.data.path).exists():
             notes.append(f"{config.data.path} is not there yet: tokens are the most that a step can hold")
-        shape = drafter_shape(config, info, tokenizer)
+        shape = DrafterShape.resolve(config.drafter, info, resolve_mask_token(config.drafter, info, tokenizer))
+    with torch.device("meta"):
+        drafter_parameters = sum(parameter.numel() for parameter in Drafter(shape).parameters())
     steps = len(config.drafter.devices) * config.train.accumulation
     return RunPlan(
         info=info,
         target_parameters=target_parameters,
-        drafter_parameters=shape.parameters(),
-        mask_token_id=resolve_mask_token(config.drafter.model_copy(update={"mask_token_id": shape.mask_token_id}), info),
-        devices=tuple(_devices(config, info, target_parameters, shape.parameters())),
+        drafter_parameters=drafter_parameters,
+        mask_token_id=shape.mask_token_id,
+        devices=tuple(_devices(config, info, target_parameters, drafter_parameters)),
         tokens_per_step=steps * config.data.batch_size * config.data.max_length,
         slots_per_step=steps * config.data.batch_size * config.drafter.anchors * (config.drafter.block_size - 1),
         samples=samples,

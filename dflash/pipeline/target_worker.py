@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash.device import Device
+from dflash.observe.sync_guard import mark_step
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
 from dflash.types import Batch
 
@@ -74,6 +75,7 @@ class TargetWorker:
         batch = self._prefetcher.get()
         if batch is None:
             return False
+        mark_step(batch.spec.index)
         started_ns = time.perf_counter_ns() if wanted_ns else 0
         slot = self.pool.take()
         if slot is None:
@@ -102,12 +104,13 @@ class TargetWorker:
     def _run_target(self, batch: Batch, slot: Slot) -> HiddenBatch:
         forward, pack = self._forward, self._pack
         ids = batch.input_ids.to(self.device.torch, non_blocking=True)
+        documents = None if batch.documents is None else batch.documents.to(self.device.torch)
         if forward.on:
             forward.start()
         if self._keep_last:
-            taps, last = self._target.taps_and_last(ids, documents=batch.document_ids)
+            taps, last = self._target.taps_and_last(ids, documents)
         else:
-            taps, last = self._target.taps(ids, documents=batch.document_ids), None
+            taps, last = self._target.taps(ids, documents), None
         if forward.on:
             forward.stop()
         slot.free.wait()
@@ -119,7 +122,7 @@ class TargetWorker:
         last_hidden = None
         if last is not None and slot.last is not None:
             last_hidden = slot.last[: last.numel()].view(last.shape)
-            last_hidden.copy_(last)
+            last_hidden.copy_(last, non_blocking=True)
         if pack.on:
             pack.stop()
         ready = self._ready[slot]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -94,8 +94,7 @@ class Trainer:
         config, inputs = self.config, self.inputs
         torch.set_num_threads(threads_per_worker(config))
         if plan is None:
-            lengths = [len(sample.input_ids) for sample in inputs.dataset.samples]
-            plan = EpochPlan(lengths, config.data.buckets, config.data.batch_size, config.data.seed)
+            plan = EpochPlan(inputs.dataset.lengths, config.data.buckets, config.data.batch_size, config.data.seed)
         drafters = len(config.drafter.devices)
         cuda = any(name.startswith("cuda") for name in (*config.target.devices, *config.drafter.devices))
         batches = (config.train.steps - self._base.step) * config.train.accumulation * drafters
@@ -136,7 +135,7 @@ class Trainer:
                 slots=share + 1 + drafters,
                 batch_size=config.data.batch_size,
                 max_length=config.data.max_length,
-                dtype=self.replicas[0].flat.working_dtype,
+                dtype=self.replicas[0].flat.working.dtype,
                 keep_last=keep_last,
             )
             for index, (target, device) in enumerate(zip(targets, target_devices, strict=True))
@@ -166,7 +165,7 @@ class Trainer:
 
     def _restore(self, state: checkpoint.State) -> None:
         for replica in self.replicas:
-            replica.optimizer.load_state_dict(state.tensors)
+            replica.optimizer.load_state_dict(checkpoint.unflatten(state.tensors))
 
     def _wake_all(self) -> None:
         self.queue.close()
@@ -264,8 +263,8 @@ class Trainer:
             progress = checkpoint.progress_after(steps_done, self._base, consumed)
         state = checkpoint.State(
             progress,
-            self.replicas[0].optimizer.state_dict(),
-            self.inputs.shape.as_dict(),
+            checkpoint.flatten(self.replicas[0].optimizer.state_dict()),
+            asdict(self.inputs.shape),
             self.config.digest(),
         )
         self.result.checkpoint = checkpoint.save(self.run_dir / "checkpoints", state, self.config.train.keep_checkpoints)

@@ -22,6 +22,7 @@ from dflash.observe.registry import COLLECTORS, METRICS
 from dflash.observe.roles import Role, RoleMap
 from dflash.observe.sinks.base import Sink
 from dflash.observe.sinks.jsonl import JsonlSink
+from dflash.observe.sync_guard import Scopes
 
 logger = logging.getLogger("dflash.observe")
 _LATE = 4096
@@ -95,6 +96,10 @@ class Observer:
             for collector in self._collectors:
                 collector.throw(collector.on)
 
+    def watch(self, scopes: Scopes) -> None:
+        """Count or guard host syncs in the monitor's thread too; before `start`."""
+        self._monitor.scopes = scopes
+
     # -- called while it runs -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -125,6 +130,21 @@ class Observer:
     def switches(self) -> dict[str, bool]:
         """Which collectors are on."""
         return {collector.name: collector.on for collector in self._collectors}
+
+    @property
+    def collectors(self) -> tuple[Collector, ...]:
+        """The collectors, for the harness to time."""
+        return tuple(self._collectors)
+
+    @property
+    def recorders(self) -> tuple[WorkerRecorder, ...]:
+        """The workers' recorders, likewise."""
+        return tuple(self._sources.recorders)
+
+    def cpu_share(self) -> float:
+        """CPU seconds of the monitor's and the sinks' threads per second since the start."""
+        elapsed_s = self._monitor.elapsed_s
+        return self._totals().cpu_s / elapsed_s if elapsed_s > 0 else 0.0
 
     def late(self, step: int, values: dict[str, float]) -> None:
         """Training scalars of `step`, host numbers. Never waits."""

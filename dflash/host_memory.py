@@ -7,6 +7,8 @@ is made; everything else that a worker holds is on its device. Marks belong to s
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -18,6 +20,11 @@ _SWEEP_EVERY = 4096
 # A weak reference keeps the address of a dead storage from being used again, so that an entry never names another tensor.
 _marks: dict[int, tuple[StorageWeakRef, str]] = {}
 _made = 0
+
+
+@functools.cache
+def _has_cuda() -> bool:
+    return torch.cuda.is_available()
 
 
 def mark_host(tensor: torch.Tensor, kind: str) -> torch.Tensor:
@@ -43,6 +50,13 @@ def host_kind(tensor: torch.Tensor) -> str | None:
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool) -> torch.Tensor:
     """Uninitialised host memory, pinned where there is CUDA to pin it for; without CUDA it is only marked so."""
-    if torch.cuda.is_available():
+    if _has_cuda():
         return torch.empty(shape, dtype=dtype, pin_memory=pin)
     return mark_host(torch.empty(shape, dtype=dtype), PINNED if pin else PAGEABLE)
+
+
+def staged(tensor: torch.Tensor, *, pin: bool) -> torch.Tensor:
+    """The same values in memory like that of `staging`: a pinned copy on CUDA, the tensor itself, marked, without."""
+    if _has_cuda():
+        return tensor.pin_memory() if pin else tensor
+    return mark_host(tensor, PINNED if pin else PAGEABLE)

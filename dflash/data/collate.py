@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 from dflash.data.dataset import Dataset
+from dflash.host_memory import staged, staging
 from dflash.models.blocks import BlockGeometry, document_starts, sample_anchors, slot_labels
+from dflash.models.target import DocumentRows
 from dflash.types import Batch, BatchSpec
 
 PADDING_DOCUMENT = np.iinfo(np.int32).max
@@ -19,7 +21,7 @@ class Collator:
     Args:
         dataset: where `sample_ids` point into.
         geometry: anchors, block size and decay.
-        pin: page-locked tensors, for copies to a GPU that do not block. They come from torch's caching host allocator,
+        pin: page-locked tensors where there is CUDA, for copies that do not block. They come from torch's caching host allocator,
             which takes a block back only when the copies out of it are done, so nothing is allocated in the long run.
     """
 
@@ -58,6 +60,7 @@ class Collator:
             weights=self._from(weights),
             document_start=starts_out,
             document_ids=document_ids,
+            documents=None if documents is None else DocumentRows.split(documents),
             weight_sum=float(weights.sum(dtype=np.float64)),
             lengths=lengths,
             tokens=sum(lengths),
@@ -67,15 +70,14 @@ class Collator:
         )
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype, fill: int | None = None) -> tuple[np.ndarray, torch.Tensor]:
-        tensor = torch.empty(shape, dtype=dtype, pin_memory=self.pin)
+        tensor = staging(shape, dtype, pin=self.pin)
         array = tensor.numpy()
         if fill is not None:
             array.fill(fill)
         return array, tensor
 
     def _from(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self.pin else tensor
+        return staged(torch.from_numpy(array), pin=self.pin)
 
 
 def document_spans(document_ids: torch.Tensor) -> tuple[tuple[int, int, int], ...]:

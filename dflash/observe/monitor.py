@@ -14,6 +14,7 @@ from dflash.observe.collectors.base import Collector
 from dflash.observe.metric import Metric
 from dflash.observe.outbox import SinkThread
 from dflash.observe.sinks.base import Row, RowKind
+from dflash.observe.sync_guard import NO_SCOPES, Scopes
 from dflash.observe.window import FlushWindow
 
 logger = logging.getLogger("dflash.observe")
@@ -71,11 +72,13 @@ class Monitor:
         self._tick_s, self._flush_s = tick_s, flush_s
         self._before_tick, self._fail, self._find, self._totals, self._step = before_tick, fail, find, totals, step
         self._window = FlushWindow()
+        self.run_window = FlushWindow()
         self._started_ns = self._last_ns = self._flushed_ns = perf_counter_ns()
         self._before = Totals()
         self._tick_ms = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self.scopes: Scopes = NO_SCOPES
         self.cpu_s = 0.0
         self.ticks = 0
         self.fault: Exception | None = None
@@ -89,7 +92,7 @@ class Monitor:
         for collector in self._collectors:
             if collector.on:
                 # A first reading to count from; its values are of no use.
-                self._sample(collector, self._started_ns)
+                self._ask(collector, lambda one=collector: one.sample(self._started_ns))
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -108,6 +111,10 @@ class Monitor:
     # -- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with self.scopes.enter("monitor"):
+            self._loop()
+
+    def _loop(self) -> None:
         due = time.perf_counter() + self._tick_s
         while not self._stop.wait(max(0.0, due - time.perf_counter())):
             self._guarded_tick((time.perf_counter() - due) * 1e3)
@@ -130,33 +137,34 @@ class Monitor:
         values: dict[str, float] = {}
         for collector in self._collectors:
             if collector.on:
-                values.update(self._sample(collector, now_ns))
+                values.update(self._ask(collector, lambda one=collector: one.sample(now_ns)))
         values.update(self._self_report(lateness_ms))
         self._window.add(values, (now_ns - self._last_ns) / 1e9, self._find)
         self._last_ns = now_ns
         self.ticks += 1
         self.send("live", values)
         if last or (now_ns - self._flushed_ns) / 1e9 >= self._flush_s - self._tick_s / 2:
-            self._flushed_ns = now_ns
-            self._flush()
+            seconds, self._flushed_ns = (now_ns - self._flushed_ns) / 1e9, now_ns
+            self._flush(seconds)
         self._tick_ms = (perf_counter_ns() - now_ns) / 1e6
         self.cpu_s = time.thread_time()
 
-    def _sample(self, collector: Collector, now_ns: int) -> dict[str, float]:
+    def _ask(self, collector: Collector, question: Callable[[], dict[str, float]]) -> dict[str, float]:
+        started_ns = time.thread_time_ns()
         try:
-            return collector.sample(now_ns)
+            return question()
         except Exception as error:
             self._fail(collector, error)
             return {}
+        finally:
+            collector.cpu_ns += time.thread_time_ns() - started_ns
 
-    def _flush(self) -> None:
+    def _flush(self, seconds: float) -> None:
         values = self._window.take()
         for collector in self._collectors:
             if collector.on:
-                try:
-                    values.update(collector.flush())
-                except Exception as error:
-                    self._fail(collector, error)
+                values.update(self._ask(collector, collector.flush))
+        self.run_window.add(values, seconds, self._find)
         self.send("metrics", values)
 
     def _self_report(self, lateness_ms: float) -> dict[str, float]:

@@ -94,15 +94,15 @@ class CountingScopes:
     def __init__(self, *, work: bool = True, by_step: bool = True, cuda: bool | None = None) -> None:
         self.ledger = Ledger(work=work, by_step=by_step)
         self._cuda = cuda
-        self.roles: list[str] = []
-        """Every role that entered, in order: a role that is missing here was not counted."""
+        self.entered: dict[str, Scope] = {}
+        """Every role that ever entered, with its last scope: a role that is missing here was not counted."""
 
     def enter(self, role: str, device: Device | None = None) -> AbstractContextManager[Scope]:
-        self.roles.append(role)
         cuda = self._cuda
         if cuda is None:
             cuda = device.is_cuda if device is not None else _any_cuda()
-        return watched(Scope(role, device is not None, self.ledger), device, cuda=cuda)
+        scope = self.entered[role] = Scope(role, device is not None, self.ledger)
+        return watched(scope, device, cuda=cuda)
 
     def arm(self) -> None:
         """Count from now on, in every thread."""

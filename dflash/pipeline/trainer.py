@@ -17,7 +17,7 @@ from dflash.data.prefetch import BatchPrefetcher
 from dflash.errors import UserError
 from dflash.observe.observer import Observer
 from dflash.observe.scalars import LateScalars
-from dflash.observe.sync_guard import NO_SCOPES, Scopes, allowed_sync
+from dflash.observe.sync_guard import NO_SCOPES, Scopes, allowed_sync, mark_step
 from dflash.pipeline import checkpoint
 from dflash.pipeline.build import Inputs, build_replica, load_targets, threads_per_worker
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica, StepHooks
@@ -28,6 +28,7 @@ from dflash.pipeline.schedule import learning_rate
 from dflash.pipeline.supervisor import Supervisor
 from dflash.pipeline.target_worker import TargetWorker
 from dflash.pipeline.warmup import warm_up
+from dflash.types import Batch, BatchSpec
 
 _JOIN_S = 5.0
 _POLL_S = 0.1
@@ -96,12 +97,12 @@ class Trainer:
         if plan is None:
             plan = EpochPlan(inputs.dataset.lengths, config.data.buckets, config.data.batch_size, config.data.seed)
         drafters = len(config.drafter.devices)
-        cuda = any(name.startswith("cuda") for name in (*config.target.devices, *config.drafter.devices))
+        self._collator = Collator(inputs.dataset, inputs.geometry, pin=True)
         batches = (config.train.steps - self._base.step) * config.train.accumulation * drafters
         observer = self.observer
         self.prefetcher = BatchPrefetcher(
             checkpoint.RemainingPlan(plan, self._base),
-            Collator(inputs.dataset, inputs.geometry, pin=cuda),
+            self._collated,
             config.data.prefetch,
             stop_index=batches,
             recorder=observer.recorder("prefetcher", 0),
@@ -143,6 +144,7 @@ class Trainer:
         self.drafter_workers = [self._drafter_worker(replica) for replica in self.replicas]
         warm_up(self.target_workers, self.replicas, inputs, keep_last=keep_last)
         observer.attach(queue=self.queue, prefetcher=self.prefetcher)
+        observer.watch(self._scopes)
         self.supervisor.on_stop(self._wake_all)
 
     def _drafter_worker(self, replica: Replica) -> DrafterWorker:
@@ -162,6 +164,11 @@ class Trainer:
             first_step=self._base.step,
             keep_consumed=not config.queue.ordered,
         )
+
+    def _collated(self, spec: BatchSpec) -> Batch:
+        with self._scopes.enter("prefetcher"):
+            mark_step(spec.index)
+            return self._collator(spec)
 
     def _restore(self, state: checkpoint.State) -> None:
         for replica in self.replicas:

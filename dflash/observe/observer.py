@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,12 @@ class Observer:
             for collector in self._collectors:
                 collector.throw(collector.on)
 
+    def add(self, build: Callable[[Sources], Collector]) -> Collector:
+        """A collector from outside the registry, switched off; before `start`."""
+        collector = build(self._sources)
+        self._collectors.append(collector)
+        return collector
+
     def watch(self, scopes: Scopes) -> None:
         """Count or guard host syncs in the monitor's thread too; before `start`."""
         self._monitor.scopes = scopes
@@ -121,7 +127,7 @@ class Observer:
         Raises:
             UserError: no such collector.
         """
-        check_collectors((collector,))
+        check_collectors((collector,), [one.name for one in self._collectors])
         with self._lock:
             for one in self._collectors:
                 if one.name == collector:
@@ -209,13 +215,12 @@ class Observer:
         return Summary(self._monitor.elapsed_s, self._monitor.ticks, dropped, dict(self._failed))
 
 
-def check_collectors(names: Sequence[str]) -> None:
+def check_collectors(names: Sequence[str], known: Sequence[str] = tuple(collector.name for collector in COLLECTORS)) -> None:
     """Refuse a name that is no collector's.
 
     Raises:
         UserError: with the nearest known name.
     """
-    known = [collector.name for collector in COLLECTORS]
     for name in names:
         if name not in known:
             raise UserError(f"unknown collector {name!r}{nearest(name, known)} (known: {', '.join(known)})")

@@ -26,6 +26,7 @@ from dflash.observe.sync_guard import Scopes
 
 logger = logging.getLogger("dflash.observe")
 _LATE = 4096
+_REGISTERED = [collector.name for collector in COLLECTORS]
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Observer:
         return Summary(self._monitor.elapsed_s, self._monitor.ticks, dropped, dict(self._failed))
 
 
-def check_collectors(names: Sequence[str], known: Sequence[str] = tuple(collector.name for collector in COLLECTORS)) -> None:
+def check_collectors(names: Sequence[str], known: Sequence[str] = _REGISTERED) -> None:
     """Refuse a name that is no collector's.
 
     Raises:

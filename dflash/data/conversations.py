@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dflash.config import Config, DataConfig
+from dflash.data import token_cache
 from dflash.data.corpus import ensure_stdlib
 from dflash.data.dataset import Dataset, FlatBuilder, has_pair, pack
+from dflash.data.encode import Encoder
 from dflash.data.files import Progress
 from dflash.data.messages import conversation_of, inline_reasoning
 from dflash.data.template import BadSample, ChatRenderer, Rendered
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 """Conversations tokenised in one call, so that the tokenizer's own threads have work."""
+
+CACHED_FROM_S = 1.0
+"""Data sets that take longer to tokenise are kept under `data.cache`."""
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -69,17 +75,31 @@ def load_samples(
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
     path = stdlib_file(config, tokenizer, split) if config.path == "stdlib" else Path(config.path)
-    reader = _Reader(config, tokenizer, vocab_size)
-    for file in data_files(path):
-        if not reader.read(file, limit):
-            break
-    samples = reader.builder.build()
-    if not len(samples):
-        left_out = f" ({len(reader.skipped):,} left out, the first: {': '.join(reader.skipped[0])})" if reader.skipped else ""
+    files = data_files(path)
+    folder = token_cache.cache_folder(config, files, tokenizer, vocab_size)
+    dataset = token_cache.read(folder, tokenizer)
+    if dataset is None:
+        dataset = _tokenise(config, tokenizer, limit, vocab_size, files, folder)
+    dataset = token_cache.first(dataset, limit)
+    if not len(dataset.samples):
+        left_out = f" ({len(dataset.skipped):,} left out, the first: {': '.join(dataset.skipped[0])})" if dataset.skipped else ""
         raise UserError(f"{path}: the data set is empty{left_out}")
     if config.pack:
-        samples = pack(samples, config.max_length)
-    return Dataset(samples, reader.skipped, tokenizer, reader.cut, reader.dropped)
+        return replace(dataset, samples=pack(dataset.samples, config.max_length))
+    return dataset
+
+
+def _tokenise(
+    config: DataConfig, tokenizer: Any, limit: int | None, vocab_size: int | None, files: list[Path], folder: Path
+) -> Dataset:
+    """Read the files; what took long and is complete goes to the cache."""
+    began = time.monotonic()
+    reader = _Reader(config, tokenizer, vocab_size)
+    complete = all(reader.read(file, limit) for file in files)
+    dataset = Dataset(reader.builder.build(), reader.skipped, tokenizer, reader.cut, reader.dropped)
+    if complete and len(dataset.samples) and time.monotonic() - began > CACHED_FROM_S:
+        token_cache.write(folder, dataset)
+    return dataset
 
 
 def stdlib_file(config: DataConfig, tokenizer: Any, split: str) -> Path:
@@ -194,6 +214,7 @@ class _Reader:
         self.cut = 0
         self.dropped = 0
         self._renderer: ChatRenderer | None = None
+        self._encoder: Encoder | None = None
         self._knows_reasoning = True
 
     def read(self, path: Path, limit: int | None) -> bool:
@@ -242,6 +263,7 @@ class _Reader:
             raise UserError("conversations need a tokenizer: --set data.tokenizer=FOLDER")
         if self._renderer is None:
             self._renderer = ChatRenderer(self.tokenizer, self.config.reasoning, self.config.turns)
+            self._encoder = Encoder(self.tokenizer)
             template = self._renderer.template(tools)
             self._knows_reasoning = any(name in template for name in ("reasoning_content", "thinking", ".reasoning"))
         return self._renderer
@@ -249,11 +271,9 @@ class _Reader:
     def _flush(self, path: Path, waiting: list[tuple[int, Rendered]]) -> None:
         if not waiting:
             return
-        # The rendering already holds the special tokens that the template wants.
-        encodings = self.tokenizer.backend_tokenizer.encode_batch([item.text for _, item in waiting], add_special_tokens=False)
-        for (line, rendered), encoding in zip(waiting, encodings, strict=True):
-            ids = np.array(encoding.ids, np.int32)
-            mask = token_mask(np.array(encoding.offsets, np.int64).reshape(-1, 2), rendered.spans)
+        assert self._encoder is not None
+        encoded = self._encoder([rendered for _, rendered in waiting])
+        for (line, _), (ids, mask) in zip(waiting, encoded, strict=True):
             try:
                 _check_ids(ids, self.vocab_size)
                 self._add(path, line, ids, mask)
@@ -269,23 +289,6 @@ class _Reader:
             return
         self.cut += len(ids) > longest
         self.builder.add(ids[:longest], mask[:longest], str(path), line)
-
-
-def token_mask(offsets: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Which tokens lie in the spans: those that start in one, or end in it and hold no character before it.
-
-    A token that begins in the prompt and ends in the answer is not the assistant's: it never generates such a one.
-
-    Args:
-        offsets: int64 `[tokens, 2]`, characters `[start, end)` of each token.
-        spans: ascending, disjoint.
-
-    Returns:
-        bool `[tokens]`.
-    """
-    starts, ends = np.array(spans, np.int64).T
-    place = np.searchsorted(starts, offsets[:, 0], side="right") - 1
-    return (place >= 0) & (offsets[:, 0] < ends[place])
 
 
 def token_ids_of(row: Mapping[str, Any], vocab_size: int | None) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 Kind = Literal["instant", "delta", "ratio", "rate"]
-Reduce = Literal["mean", "sum", "max", "last"]
+Reduce = Literal["mean", "sum", "max", "last", "none"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Metric:
         key: e.g. `gpu/{i}/util_pct`; a placeholder stands for any text without a slash.
         unit: of the number; `1` for a share or a plain ratio, `batches`, `ms`, ...
         kind: instant (a state at the sample), delta (since the last sample), rate (delta per second), ratio (of two).
-        reduce: how the ticks of a flush window become one number; by default delta adds up, others average.
+        reduce: how the ticks of a flush window become one number; by default delta adds up, others average. `none`:
+            they cannot (a quantile); the collector gives the window's own number, and there is none for a whole run.
         weight: key of the delta that weighs the mean, so that a ratio over the window is exact; default the tick's length.
     """
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -92,7 +93,7 @@ class Monitor:
         for collector in self._collectors:
             if collector.on:
                 # A first reading to count from; its values are of no use.
-                self._ask(collector, lambda one=collector: one.sample(self._started_ns))
+                self._ask(collector, partial(collector.sample, self._started_ns))
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -101,9 +102,9 @@ class Monitor:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
-    def send(self, kind: RowKind, values: dict[str, Any], step: int | None = None) -> None:
+    def send(self, kind: RowKind, values: dict[str, Any], step: int | None = None, seconds: float = 0.0) -> None:
         """Put a row into the outboxes that want it. From any thread; never waits."""
-        row = Row(kind, self.elapsed_s, self._step() if step is None else step, values)
+        row = Row(kind, self.elapsed_s, self._step() if step is None else step, values, seconds)
         for sink in self._sinks:
             if kind in sink.sink.kinds:
                 sink.outbox.put(row)
@@ -137,15 +138,15 @@ class Monitor:
         values: dict[str, float] = {}
         for collector in self._collectors:
             if collector.on:
-                values.update(self._ask(collector, lambda one=collector: one.sample(now_ns)))
+                values.update(self._ask(collector, partial(collector.sample, now_ns)))
         values.update(self._self_report(lateness_ms))
-        self._window.add(values, (now_ns - self._last_ns) / 1e9, self._find)
-        self._last_ns = now_ns
+        seconds, self._last_ns = (now_ns - self._last_ns) / 1e9, now_ns
+        self._window.add(values, seconds, self._find)
         self.ticks += 1
-        self.send("live", values)
+        self.send("live", values, seconds=seconds)
         if last or (now_ns - self._flushed_ns) / 1e9 >= self._flush_s - self._tick_s / 2:
-            seconds, self._flushed_ns = (now_ns - self._flushed_ns) / 1e9, now_ns
-            self._flush(seconds)
+            window_s, self._flushed_ns = (now_ns - self._flushed_ns) / 1e9, now_ns
+            self._flush(window_s)
         self._tick_ms = (perf_counter_ns() - now_ns) / 1e6
         self.cpu_s = time.thread_time()
 
@@ -165,7 +166,7 @@ class Monitor:
             if collector.on:
                 values.update(self._ask(collector, collector.flush))
         self.run_window.add(values, seconds, self._find)
-        self.send("metrics", values)
+        self.send("metrics", values, seconds=seconds)
 
     def _self_report(self, lateness_ms: float) -> dict[str, float]:
         before, now = self._before, self._totals()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import pynvml
@@ -89,6 +89,7 @@ class GpuReader:
     ) -> None:
         self.index = index
         self.lost = False
+        self.cpu_s = 0.0
         self._handle, self._report, self._slow_s = handle, report, slow_s
         self._readings = dict(READINGS if readings is None else readings)
         self._failures = dict.fromkeys(self._readings, 0)
@@ -136,6 +137,7 @@ class GpuReader:
                     return
             if values:
                 self._values = values
+            self.cpu_s = thread_time()
 
     def _read(self, reading: str) -> dict[str, float]:
         read = self._readings.get(reading)

@@ -13,12 +13,14 @@ from typing import Any
 from dflash.config import ObserveConfig
 from dflash.device import Device
 from dflash.errors import UserError, nearest
+from dflash.observe.accounting import SHARED, Account
+from dflash.observe.bottleneck import find_bottleneck
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric, find_metric
 from dflash.observe.monitor import Monitor, Totals
 from dflash.observe.outbox import SinkThread
 from dflash.observe.recorder import WorkerRecorder
-from dflash.observe.registry import COLLECTORS, METRICS
+from dflash.observe.registry import COLLECTORS, FAMILIES, METRICS
 from dflash.observe.roles import Role, RoleMap
 from dflash.observe.sinks.base import Sink
 from dflash.observe.sinks.jsonl import JsonlSink
@@ -34,12 +36,16 @@ class Summary:
     """What a run's observability says at its end.
 
     Attributes:
+        bottleneck: in words, over the whole run.
+        values: every key over the whole run: sums of deltas, means of the rest.
         dropped: rows lost, by sink.
         failed: collectors that were switched off by an error, with the error.
     """
 
     elapsed_s: float
     ticks: int
+    bottleneck: str
+    values: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -61,9 +67,10 @@ class Observer:
         self._late: deque[tuple[int, dict[str, float]]] = deque(maxlen=_LATE)
         self._late_dropped = 0
         self._failed: dict[str, str] = {}
-        self._sinks = [SinkThread(sink) for sink in (_sinks(config, run_dir) if sinks is None else sinks)]
+        self._sinks = [SinkThread(sink) for sink in (make_sinks(config, run_dir, roles) if sinks is None else sinks)]
         self._meanings: dict[str, Metric | None] = {}
-        self._started = self._closed = False
+        self._started = False
+        self._ended: Summary | None = None
         self._monitor = Monitor(
             self._collectors,
             self._sinks,
@@ -164,18 +171,38 @@ class Observer:
         logger.warning("%s", text)
         self._monitor.send("event", {"text": text})
 
+    def accounts(self) -> list[Account]:
+        """What each collector has cost, and the shared cost of monitor and sinks; costs of a call are measured now."""
+        elapsed_s = self._monitor.elapsed_s
+        accounts = []
+        for collector in self._collectors:
+            calls, call_ns = collector.instruments()
+            cpu_s = collector.cpu_ns / 1e9 + collector.threads_cpu_s()
+            accounts.append(Account(collector.name, collector.on_s(), calls, call_ns, cpu_s))
+        shared_s = self._monitor.cpu_s - sum(collector.cpu_ns for collector in self._collectors) / 1e9
+        shared_s += sum(sink.cpu_s for sink in self._sinks)
+        return [*accounts, Account(SHARED, elapsed_s, 0, 0.0, max(0.0, shared_s))]
+
+    def accounted_percent(self) -> dict[str, float]:
+        """Share of the wall time that each collector took while it was on; `all`: all of them with monitor and sinks."""
+        accounts = self.accounts()
+        shares = {account.name: account.percent for account in accounts}
+        return {**shares, "all": sum(shares.values())}
+
     def close(self) -> Summary:
         """Last tick, last flush, sinks closed within bounded time. May be called twice."""
-        if self._started and not self._closed:
-            self._closed = True
+        if self._started and self._ended is None:
             self._monitor.stop()
-            summary = self._summary()
-            self._monitor.send("summary", {"ticks": summary.ticks, "failed": summary.failed})
+            self._ended = self._summarise()
+            told = {"ticks": self._ended.ticks, "bottleneck": self._ended.bottleneck, "failed": self._ended.failed}
+            self._monitor.send("summary", told)
             for sink in self._sinks:
-                sink.close(self.config.wandb_timeout_s)
+                sink.outbox.close()
+            for sink in self._sinks:
+                sink.close(sink.sink.close_timeout_s)
             for collector in self._collectors:
                 collector.close()
-        return self._summary()
+        return self._ended or self._summarise()
 
     # -- called by the monitor ------------------------------------------------------------------------------------------
 
@@ -211,9 +238,17 @@ class Observer:
     def _step(self) -> int:
         return next((one.step for one in self._sources.recorders if one.role == "drafter" and one.index == 0), 0)
 
-    def _summary(self) -> Summary:
-        dropped = {sink.sink.name: sink.dropped for sink in self._sinks}
-        return Summary(self._monitor.elapsed_s, self._monitor.ticks, dropped, dict(self._failed))
+    def _summarise(self) -> Summary:
+        values = self._monitor.run_window.take()
+        elapsed_s = self._monitor.elapsed_s
+        return Summary(
+            elapsed_s=elapsed_s,
+            ticks=self._monitor.ticks,
+            bottleneck=find_bottleneck(values, elapsed_s).text,
+            values=values,
+            dropped={sink.sink.name: sink.dropped for sink in self._sinks},
+            failed=dict(self._failed),
+        )
 
 
 def check_collectors(names: Sequence[str], known: Sequence[str] = _REGISTERED) -> None:
@@ -227,5 +262,32 @@ def check_collectors(names: Sequence[str], known: Sequence[str] = _REGISTERED) -
             raise UserError(f"unknown collector {name!r}{nearest(name, known)} (known: {', '.join(known)})")
 
 
-def _sinks(config: ObserveConfig, run_dir: Path) -> list[Sink]:
-    return [JsonlSink(run_dir)]
+def make_sinks(config: ObserveConfig, run_dir: Path, roles: RoleMap) -> list[Sink]:
+    """The sinks that the config asks for; JSONL always. What is heavy to import is imported here, before the workers start.
+
+    Raises:
+        UserError: a sink whose package is not installed.
+    """
+    sinks: list[Sink] = [JsonlSink(run_dir)]
+    if config.terminal != "off":
+        from dflash.observe.sinks.terminal import TerminalSink
+
+        sinks.append(TerminalSink(roles, config.terminal))
+    if config.tensorboard:
+        from dflash.observe.sinks.tensorboard import TensorboardSink
+
+        sinks.append(TensorboardSink(run_dir))
+    if config.wandb != "off":
+        from dflash.observe.sinks.wandb import WandbSink
+
+        sinks.append(
+            WandbSink(
+                run_dir,
+                config.wandb_project,
+                config.wandb,
+                families=FAMILIES,
+                quiet_stats="gpu" in config.collectors,
+                timeout_s=config.wandb_timeout_s,
+            )
+        )
+    return sinks

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from dflash.observe.sinks.base import Sink
@@ -68,6 +69,7 @@ class SinkThread:
         self.cpu_s = 0.0
         self.failed: Exception | None = None
         self._lost = 0
+        self._troubled = False
         self._thread = threading.Thread(target=self._run, name=f"sink-{sink.name}", daemon=True)
 
     @property
@@ -92,19 +94,28 @@ class SinkThread:
     def _run(self) -> None:
         self._guard(self.sink.open)
         while (rows := self.outbox.take()) is not None:
-            if self.failed is None:
-                self._guard(self.sink.write, rows)
-            if self.failed is not None:
+            if self.failed is not None or not self._guard(self.sink.write, rows):
                 self._lost += len(rows)
             self.cpu_s = time.thread_time()
         self._guard(self.sink.close)
         self.cpu_s = time.thread_time()
 
-    def _guard(self, call: Any, *arguments: Any) -> None:
+    def _guard(self, call: Callable[..., None], *arguments: Any) -> bool:
         if self.failed is not None:
-            return
+            return False
         try:
             call(*arguments)
         except Exception as error:
+            self._told(error)
+            return False
+        return True
+
+    def _told(self, error: Exception) -> None:
+        """One line for each fault, not one for each row."""
+        name = self.sink.name
+        if not self.sink.retries:
             self.failed = error
-            logger.warning("%s: given up: %s: %s", self.sink.name, type(error).__name__, error)
+            logger.warning("%s: given up: %s: %s", name, type(error).__name__, error)
+        elif not self._troubled:
+            logger.warning("%s: rows are lost until it works again: %s: %s", name, type(error).__name__, error)
+        self._troubled = True

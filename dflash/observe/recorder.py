@@ -140,12 +140,22 @@ class EventPool:
         self._timers.extend([None] * pairs)
         self._pairs.extend([None] * pairs)
 
-    def warm(self) -> None:
-        """Record every event once on the worker's stream: events are created at their first record, which is slow."""
+    def warm(self) -> float:
+        """Record every event once on the worker's stream: events are created at their first record, which is slow.
+
+        Returns:
+            Host time of one span, nanoseconds: two records, and two queries that stand for reading it.
+        """
         self.stream = self._device.stream
-        for first, second in self.free:
-            first.record(self.stream)
-            second.record(self.stream)
+        for pair in self.free:
+            for event in pair:
+                event.record(self.stream)
+        started_ns = perf_counter_ns()
+        for pair in self.free:
+            for event in pair:
+                event.record(self.stream)
+                event.query()
+        return (perf_counter_ns() - started_ns) / max(1, len(self.free))
 
     @property
     def pending(self) -> int:
@@ -190,6 +200,9 @@ class WorkerRecorder:
             that is stuck is seen while it is stuck. Set it before a wait; clear it before adding to the total.
         want_memory: set by the `cuda` collector once per tick; the next step boundary answers it.
         memory: the last snapshot of the device's allocator counters, one immutable object swapped in, or None.
+        memory_calls, memory_ns: snapshots taken, and the time they took.
+        gpu_span_ns: host time of one GPU span (two records, query, read), measured while the pool was warmed.
+        fault: (collector, error) for the monitor, which takes it away.
     """
 
     def __init__(self, role: Role, index: int, device: Device, ring: int = 64) -> None:
@@ -203,6 +216,8 @@ class WorkerRecorder:
         self.wait_in_since_ns = self.wait_out_since_ns = 0
         self.want_memory = False
         self.memory: dict[str, Any] | None = None
+        self.memory_calls = self.memory_ns = 0
+        self.gpu_span_ns = 0.0
         self.fault: tuple[str, Exception] | None = None
         self._ring = ring
         self._pool: EventPool | None = EventPool(device) if device.is_cuda else None
@@ -233,7 +248,7 @@ class WorkerRecorder:
     def warm(self) -> None:
         """Create the CUDA events. Call in the worker's thread with its device active, before the first step."""
         if self._pool is not None and not self._warm:
-            self._pool.warm()
+            self.gpu_span_ns = self._pool.warm()
         self._warm = True
 
     def step_boundary(self) -> None:
@@ -251,7 +266,10 @@ class WorkerRecorder:
         if self.want_memory:
             self.want_memory = False
             try:
+                started_ns = perf_counter_ns()
                 self.memory = _allocator_counters(self.device)
+                self.memory_ns += perf_counter_ns() - started_ns
+                self.memory_calls += 1
             except Exception as error:
                 self._give_up("cuda", error)
 

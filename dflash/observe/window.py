@@ -29,6 +29,8 @@ class FlushWindow:
             if key not in self._metrics:
                 self._metrics[key] = find(key)
             metric = self._metrics[key]
+            if metric is not None and metric.reduction == "none":
+                continue
             one = self._sums.setdefault(key, _Sum())
             weight = seconds if metric is None or metric.weight is None else values.get(metric.weight_of(key), 0.0)
             one.total += value if metric is not None and metric.reduction == "sum" else value * weight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import Any, ClassVar
 
 from dflash.config import ObserveConfig
@@ -40,6 +41,10 @@ class Collector:
 
     `sample` runs in the monitor thread: it makes no CUDA call, does not wait, and reads what the workers wrote. A value that
     is not available is left out. An exception switches the collector off; nothing else stops.
+
+    Attributes:
+        on: its switch.
+        cpu_ns: CPU time that the monitor has spent in `sample` and `flush`.
     """
 
     name: ClassVar[str]
@@ -48,13 +53,24 @@ class Collector:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self.on = False
+        self.cpu_ns = 0
+        self._on_since_ns = 0
+        self._on_ns = 0
 
     def switch(self, on: bool) -> None:
         """Throw the switch of the collector and of its instruments. Called under the observer's lock."""
+        now_ns = perf_counter_ns()
         if on and not self.on:
             self.reset()
+            self._on_since_ns = now_ns
+        elif self.on and not on:
+            self._on_ns += now_ns - self._on_since_ns
         self.throw(on)
         self.on = on
+
+    def on_s(self) -> float:
+        """Wall time for which it has been on."""
+        return (self._on_ns + (perf_counter_ns() - self._on_since_ns if self.on else 0)) / 1e9
 
     def throw(self, on: bool) -> None:
         """Switch the instruments in the workers' paths; also called when a new recorder or queue arrives."""
@@ -69,6 +85,14 @@ class Collector:
     def flush(self) -> dict[str, float]:
         """Values of the whole flush window that cannot be had from its ticks' values, e.g. quantiles."""
         return {}
+
+    def instruments(self) -> tuple[int, float]:
+        """Calls of its instruments so far, and the cost of one in nanoseconds, measured now: for the account, after the run."""
+        return 0, 0.0
+
+    def threads_cpu_s(self) -> float:
+        """CPU time of threads of its own."""
+        return 0.0
 
     def close(self) -> None:
         """Release what was opened."""

@@ -6,8 +6,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add, sub
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from dflash.observe.accounting import cost_ns
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
 
@@ -47,8 +49,8 @@ class BatchCollector(Collector):
         Metric("batch/loss_token_fraction", "1", "ratio", "supervised share of the real tokens", _HOST, weight="batch/tokens"),
         Metric("batch/padding_efficiency", "1", "ratio", "real tokens over padded tokens", _HOST, weight="batch/padded_tokens"),
         Metric("batch/size", "samples", "ratio", "samples in a batch", _HOST, weight="batch/batches"),
-        Metric("batch/length_p50", "tokens", "instant", "median length of the samples", _HOST),
-        Metric("batch/length_p95", "tokens", "instant", "95% of the samples were at most this long", _HOST),
+        Metric("batch/length_p50", "tokens", "instant", "median length of the samples", _HOST, "none"),
+        Metric("batch/length_p95", "tokens", "instant", "95% of the samples were at most this long", _HOST, "none"),
     )
 
     def __init__(self, sources: Sources) -> None:
@@ -76,6 +78,17 @@ class BatchCollector(Collector):
         if delta.samples:
             self._lengths = tuple(map(add, self._lengths, delta.lengths)) if self._lengths else delta.lengths
         return {**_values(delta), **_quantiles(delta.lengths, prefetcher.counters.bin_tokens)}
+
+    def instruments(self) -> tuple[int, float]:
+        if self.sources.prefetcher is None:
+            return 0, 0.0
+        counters = self.sources.prefetcher.counters
+        if not counters.batches:
+            return 0, 0.0
+        lengths = (1,) * max(1, round(counters.samples / counters.batches))
+        batch = SimpleNamespace(tokens=1, padded_tokens=1, loss_tokens=1, supervised_slots=1, lengths=lengths)
+        probe = type(counters)()
+        return counters.batches, cost_ns(lambda: probe.add(batch))
 
     def flush(self) -> dict[str, float]:
         lengths, self._lengths = self._lengths, ()

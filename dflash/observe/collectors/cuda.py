@@ -63,6 +63,11 @@ class CudaCollector(Collector):
             recorder.want_memory = True
         return values
 
+    def instruments(self) -> tuple[int, float]:
+        calls = sum(recorder.memory_calls for recorder in self.sources.recorders)
+        taken_ns = sum(recorder.memory_ns for recorder in self.sources.recorders)
+        return calls, taken_ns / calls if calls else 0.0
+
     def _devices(self) -> dict[int, list[WorkerRecorder]]:
         devices: dict[int, list[WorkerRecorder]] = {}
         for recorder in self.sources.recorders:

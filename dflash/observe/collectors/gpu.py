@@ -47,10 +47,17 @@ class GpuCollector(Collector):
         self._opener: threading.Thread | None = None
         self._readers: tuple[GpuReader, ...] = ()
         self._error: Exception | None = None
-        self._closed = False
+        self._told = False
 
     def throw(self, on: bool) -> None:
-        if on and self._opener is None and self.sources.roles.gpu_uuids:
+        if not on or self._opener is not None:
+            return
+        roles = self.sources.roles
+        unknown = set(roles.cuda_indexes()) - {index for index, _ in roles.gpu_uuids}
+        if unknown and not self._told:
+            self._told = True
+            self.sources.report(f"gpu: no UUID known for cuda {sorted(unknown)}: not observed")
+        if roles.gpu_uuids:
             self._opener = threading.Thread(target=self._open, name="nvml-open", daemon=True)
             self._opener.start()
 
@@ -69,8 +76,10 @@ class GpuCollector(Collector):
                     values[f"gpu/{role}_mean/{key}"] = sum(known) / len(known)
         return values
 
+    def threads_cpu_s(self) -> float:
+        return sum(reader.cpu_s for reader in self._readers)
+
     def close(self) -> None:
-        self._closed = True
         ended = [reader.close() for reader in self._readers]
         # A reader stuck in a call keeps NVML open: shutting it down under a call is not safe.
         if ended and all(ended):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any, ClassVar
 
+from dflash.observe.accounting import cost_ns
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
 
@@ -97,6 +99,14 @@ class PipelineCollector(Collector):
         values.update(self._deltas(_read(queue.counters, now_ns)))
         return values
 
+    def instruments(self) -> tuple[int, float]:
+        if self.sources.queue is None:
+            return 0, 0.0
+        counters = self.sources.queue.counters
+        # Charged as if every put and every get had waited.
+        calls = counters.put_count + counters.get_count
+        return calls, cost_ns(_Probe().wait) if calls else 0.0
+
     def _deltas(self, now: _Counts) -> dict[str, float]:
         before, self._before = self._before, now
         if before is None:
@@ -128,6 +138,20 @@ def _read(counters: Any, now_ns: int) -> _Counts:
 
 def _in_progress(since_ns: Mapping[int, int], now_ns: int) -> int:
     return sum(max(0, now_ns - since) for since in tuple(since_ns.values()) if since)
+
+
+class _Probe:
+    """What the queue does for this collector when a worker waits."""
+
+    def __init__(self) -> None:
+        self.wait_ns = 0
+        self.since_ns: dict[int, int] = {}
+
+    def wait(self) -> None:
+        since = perf_counter_ns()
+        self.since_ns[0] = since
+        self.since_ns[0] = 0
+        self.wait_ns += perf_counter_ns() - since
 
 
 def entropy_bits(counts: list[int]) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dflash.observe.accounting import cost_ns
 from dflash.observe.collectors.base import Collector, Sources
-from dflash.observe.histogram import HistogramReader, Window
+from dflash.observe.histogram import FIRST_BUCKET, HistogramReader, Window
 from dflash.observe.metric import Metric
-from dflash.observe.recorder import StageTimer
+from dflash.observe.recorder import CudaStageTimer, StageTimer
 
 STAGES = {
     "target.model_forward": ("forward of the target up to its last tapped layer", "events"),
@@ -33,7 +34,7 @@ def _metrics() -> tuple[Metric, ...]:
             Metric(f"{key}_ms", "ms", "instant", f"mean time of {what}", source, weight=weight),
             Metric(f"{key}_ms_max", "ms", "instant", f"longest {what}", source, reduce="max"),
             *(
-                Metric(f"{key}_ms_p{p}", "ms", "instant", f"{p}% of times of {what} were at most this", source)
+                Metric(f"{key}_ms_p{p}", "ms", "instant", f"{p}% of times of {what} were at most this", source, "none")
                 for p in (50, 95, 99)
             ),
             Metric(f"{key}_count", "spans", "delta", f"times of {what}", source),
@@ -82,6 +83,22 @@ class ProfileCollector(Collector):
         values = _values(self._window)
         self._window.clear()
         return values
+
+    def instruments(self) -> tuple[int, float]:
+        timers = self._timers()
+        host = sum(sum(timer.cells[FIRST_BUCKET:]) for timer in timers if not isinstance(timer, CudaStageTimer))
+        gpu = sum(sum(timer.cells[FIRST_BUCKET:]) for timer in timers if isinstance(timer, CudaStageTimer))
+        if not host + gpu:
+            return 0, 0.0
+        probe = StageTimer("probe")
+        probe.switch(True)
+
+        def span() -> None:
+            probe.start()
+            probe.stop()
+
+        total = host * cost_ns(span) if host else 0.0
+        return host + gpu, (total + gpu * max(one.gpu_span_ns for one in self.sources.recorders)) / (host + gpu)
 
 
 def _values(windows: dict[str, Window]) -> dict[str, float]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import ClassVar
 
+from dflash.device import Device
+from dflash.observe.accounting import cost_ns
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import WorkerRecorder
@@ -95,6 +98,10 @@ class WorkersCollector(Collector):
                 values[f"{role}/skew"] = max(tokens) * len(tokens) / sum(tokens)
         return values
 
+    def instruments(self) -> tuple[int, float]:
+        calls = sum(recorder.batches for recorder in self.sources.recorders)
+        return calls, cost_ns(lambda: _probe(WORKER_PROBE)) if calls else 0.0
+
     def _worker(self, recorder: WorkerRecorder, now_ns: int) -> dict[str, float]:
         label = recorder.label
         before_ns, before = self._before.get(label, (0, None))
@@ -129,3 +136,22 @@ def _read(recorder: WorkerRecorder, now_ns: int) -> _Counts:
         # The host only enqueues there: its time at work says nothing about the GPU's.
         busy_ns = recorder.gpu_busy_ns() if any(timer.on for timer in tuple(recorder.timers.values())) else None
     return _Counts(recorder.batches, recorder.tokens, recorder.samples, busy_ns, wait_in_ns, wait_out_ns)
+
+
+WORKER_PROBE = WorkerRecorder("prefetcher", 0, Device("cpu"))
+
+
+def _probe(recorder: WorkerRecorder) -> None:
+    """What a worker does for this collector with each batch."""
+    wanted_ns = perf_counter_ns() if recorder is not None else 0
+    recorder.wait_in_since_ns = wanted_ns
+    started_ns = perf_counter_ns()
+    recorder.wait_in_since_ns = 0
+    recorder.wait_in_ns += started_ns - wanted_ns
+    done_ns = perf_counter_ns()
+    recorder.busy_ns += done_ns - started_ns
+    recorder.batches += 1
+    recorder.samples += 1
+    recorder.tokens += 1
+    recorder.step = 1
+    recorder.wait_out_ns += perf_counter_ns() - done_ns

@@ -18,12 +18,14 @@ class Row:
         elapsed_s: time since the observer started.
         step: optimizer step; for `train` the step the scalars belong to, else drafter 0's at the sample.
         values: numbers by key; for `run`, `event` and `summary` anything JSON can hold.
+        seconds: length of the window that `values` cover (`metrics` and `live`).
     """
 
     kind: RowKind
     elapsed_s: float
     step: int
     values: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Sink:
@@ -31,10 +33,14 @@ class Sink:
 
     Attributes:
         kinds: which rows it wants.
+        close_timeout_s: how long the end of a run waits for it.
+        retries: a failed write loses its rows and the next is tried; else the first failure is the last.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[frozenset[RowKind]] = frozenset({"run", "metrics", "train", "event", "summary"})
+    close_timeout_s: float = 10.0
+    retries: ClassVar[bool] = False
 
     def open(self) -> None:
         """Connect; rows collect in the outbox meanwhile."""

@@ -6,8 +6,9 @@ import json
 import math
 import os
 import time
+from io import FileIO
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 from dflash.observe.sinks.base import Row, Sink
 
@@ -15,41 +16,54 @@ FILE_NAME = "metrics.jsonl"
 
 
 class JsonlSink(Sink):
-    """Appends rows to `metrics.jsonl`.
+    """Appends rows to `metrics.jsonl`, one `write` call for each.
 
-    Each batch of rows is written and flushed to the operating system at once, so a killed process loses nothing that was
-    written; `fsync` runs at most once every `fsync_s` and at the end, so a machine that loses power loses at most that much.
-    A line cut short by a full disk is ended first when writing goes on, so every other line stays readable.
+    A row is with the operating system when `write` returns, so a killed process loses none that was written. `fsync` runs at
+    most once every `fsync_s` and at the end: a machine that loses power loses at most the rows since. On a full disk rows are
+    lost until there is room; a line that was cut short is ended first, so every other line stays readable.
     """
 
     name: ClassVar[str] = "jsonl"
+    retries: ClassVar[bool] = True
 
     def __init__(self, run_dir: Path, fsync_s: float = 60.0) -> None:
         self.path = run_dir / FILE_NAME
         self._fsync_s = fsync_s
         self._synced_s = time.monotonic()
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
+        self._cut = False
 
     def open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        cut_short = self.path.exists() and not _ends_with_newline(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
-        if cut_short:
-            self._file.write("\n")
+        self._cut = self.path.is_file() and not _ends_with_newline(self.path)
+        self._file = FileIO(self.path, "a")
 
     def write(self, rows: list[Row]) -> None:
-        assert self._file is not None
-        self._file.write("".join(to_line(row) for row in rows))
-        self._file.flush()
+        if self._file is None:
+            self.open()
+        for row in rows:
+            self._append(to_line(row).encode())
         if time.monotonic() - self._synced_s >= self._fsync_s:
-            os.fsync(self._file.fileno())
-            self._synced_s = time.monotonic()
+            self._sync()
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._sync()
             self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        assert self._file is not None
+        data = memoryview(b"\n" + line if self._cut else line)
+        while data:
+            # A disk that fills up takes the part that fits, and raises at the next call.
+            written = self._file.write(data) or 0
+            self._cut = written < len(data)
+            data = data[written:]
+
+    def _sync(self) -> None:
+        assert self._file is not None
+        self._synced_s = time.monotonic()
+        os.fsync(self._file.fileno())
 
 
 def to_line(row: Row) -> str:

@@ -1,0 +1,85 @@
+"""Which side holds the others up: a pure function of the dashboard's own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Side = Literal["target", "drafter", "data", "hand-over", "none", "unknown"]
+
+IDLE = 0.10
+"""Shares of time below this are noise; sides this close are even."""
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """Who is slowest.
+
+    Attributes:
+        side: whose work the others wait for; `hand-over`: both sides wait for each other (locks, the interpreter, or a
+            ready threshold that is too high); `none`: everybody works; `unknown`: the collectors that tell are off.
+        targets_idle, drafters_idle: mean share of wall time that the workers of a side did not work; None when unknown.
+    """
+
+    side: Side
+    targets_idle: float | None = None
+    drafters_idle: float | None = None
+
+    @property
+    def text(self) -> str:
+        """In words, e.g. `bottleneck: target side, drafters idle 41%`."""
+        targets, drafters = _idle("targets", self.targets_idle), _idle("drafters", self.drafters_idle)
+        both = ", ".join(part for part in (targets, drafters) if part)
+        match self.side:
+            case "target":
+                return f"bottleneck: target side, {drafters}"
+            case "drafter":
+                return f"bottleneck: drafter side, {targets}"
+            case "data":
+                return f"bottleneck: data side (prefetcher), {both}"
+            case "hand-over":
+                return f"bottleneck: hand-over, {both}"
+            case "none":
+                return f"no bottleneck, {both}"
+        return "bottleneck: unknown (needs the workers collector)"
+
+
+def find_bottleneck(values: Mapping[str, float], seconds: float) -> Bottleneck:
+    """Judge one window of `seconds` by its `target/*`, `drafter/*` and `pipeline/*` values.
+
+    A worker's idle share is what its busy time leaves, or its waits where the busy time is not known. A target that waits
+    for input while the prefetcher is empty puts the blame on the data side.
+    """
+    targets, drafters = _idle_share(values, "target", seconds), _idle_share(values, "drafter", seconds)
+    if targets is None or drafters is None:
+        return Bottleneck("unknown", targets, drafters)
+    starved = _share(values, "target", "wait_in_s", seconds) or 0.0
+    if starved > IDLE and values.get("pipeline/prefetch_fill_ratio", 1.0) < 0.5 and starved >= 0.5 * targets:
+        return Bottleneck("data", targets, drafters)
+    if drafters > IDLE and drafters - targets > IDLE:
+        return Bottleneck("target", targets, drafters)
+    if targets > IDLE and targets - drafters > IDLE:
+        return Bottleneck("drafter", targets, drafters)
+    if min(targets, drafters) > 2 * IDLE:
+        return Bottleneck("hand-over", targets, drafters)
+    return Bottleneck("none", targets, drafters)
+
+
+def _idle_share(values: Mapping[str, float], role: str, seconds: float) -> float | None:
+    busy = _share(values, role, "busy_s", seconds)
+    if busy is not None:
+        return min(1.0, max(0.0, 1.0 - busy))
+    waits = [_share(values, role, key, seconds) for key in ("wait_in_s", "wait_out_s")]
+    known = [wait for wait in waits if wait is not None]
+    return min(1.0, sum(known)) if known else None
+
+
+def _share(values: Mapping[str, float], role: str, key: str, seconds: float) -> float | None:
+    """Mean over the role's workers of `key` over `seconds`; None when no worker reports it."""
+    found = [value for name, value in values.items() if name.startswith(f"{role}/") and name.endswith(f"/{key}")]
+    return sum(found) / len(found) / seconds if found and seconds > 0 else None
+
+
+def _idle(who: str, share: float | None) -> str:
+    return "" if share is None else f"{who} idle {share:.0%}"

@@ -1,0 +1,188 @@
+"""The terminal's picture of a run: rows go in, lines come out; no clock and no terminal in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dflash.observe.bottleneck import find_bottleneck
+from dflash.observe.roles import RoleMap
+from dflash.observe.sinks.base import Row
+
+BAR = 26
+Stroke = tuple[str, str]
+"""A mark and its colour; the marks differ too, for terminals and eyes without colour."""
+_BUSY, _IN, _OUT, _FILL = ("█", "green"), ("▒", "yellow"), ("░", "magenta"), ("█", "blue")
+
+
+@dataclass
+class Screen:
+    """What is known now. `update` takes rows in any order; `render` and `line` show it."""
+
+    roles: RoleMap
+    values: Mapping[str, float] = field(default_factory=dict)
+    train: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    elapsed_s: float = 0.0
+    step: int = 0
+    _first: tuple[int, float] | None = None
+
+    def update(self, row: Row) -> None:
+        """Take in a `live`, `metrics` or `train` row."""
+        self.elapsed_s = max(self.elapsed_s, row.elapsed_s)
+        self.step = max(self.step, row.step)
+        if row.kind == "train":
+            self.train = row.values
+        elif row.kind in ("live", "metrics"):
+            self.values, self.seconds = row.values, row.seconds
+            if self._first is None and self.step > 0:
+                self._first = (self.step, self.elapsed_s)
+
+    @property
+    def left_s(self) -> float | None:
+        """Time left at the pace so far; None while nothing is known."""
+        if self._first is None or not self.roles.total_steps:
+            return None
+        steps, seconds = self.step - self._first[0], self.elapsed_s - self._first[1]
+        # `step` is the step in hand, from 0.
+        left = self.roles.total_steps - 1 - self.step
+        return left * seconds / steps if steps > 0 else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens that drafters trained on, per second, summed over drafters."""
+        rates = [self.values.get(f"drafter/{index}/tokens_per_second") for index in range(len(self.roles.drafters))]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if known else None
+
+    # -- one line -------------------------------------------------------------------------------------------------------
+
+    def line(self) -> str:
+        """The run in one line, for a file or a pipe."""
+        parts = [f"step {self._steps()}", self._speed(), *self._scalars()]
+        if "pipeline/hs_queue_depth" in self.values:
+            parts.append(f"queue {self.values['pipeline/hs_queue_depth']:.0f}")
+        parts.append(find_bottleneck(self.values, self.seconds).text)
+        if self.left_s is not None:
+            parts.append(f"{clock(self.left_s)} left")
+        return " | ".join(part for part in parts if part)
+
+    def _steps(self) -> str:
+        total = self.roles.total_steps
+        return f"{self.step + 1:,}/{total:,}" if total else f"{self.step + 1:,}"
+
+    def _speed(self) -> str:
+        rate = self.tokens_per_second
+        return "" if rate is None else f"{rate:,.0f} tok/s"
+
+    def _scalars(self) -> list[str]:
+        shown = (("loss", "train/loss", ".4f"), ("accept", "train/accept_length", ".2f"), ("norm", "train/grad_norm", ".2f"))
+        return [f"{name} {self.train[key]:{form}}" for name, key, form in shown if key in self.train]
+
+    # -- the live screen ------------------------------------------------------------------------------------------------
+
+    def render(self) -> RenderableType:
+        """The whole picture; fits 80 columns."""
+        parts: list[RenderableType] = [self._head(), self._verdict(), self._bars()]
+        gpus = self._gpus()
+        if gpus is not None:
+            parts.append(gpus)
+        return Group(*parts)
+
+    def _head(self) -> RenderableType:
+        head = Text(f"step {self._steps()}", style="bold")
+        head.append(f"   {clock(self.elapsed_s)} gone", style="default not bold")
+        if self.left_s is not None:
+            head.append(f", {clock(self.left_s)} left", style="default not bold")
+        numbers = "   ".join(part for part in (self._speed(), *self._scalars()) if part)
+        return Group(head, Text(numbers or "no training scalars yet", style="cyan"))
+
+    def _verdict(self) -> Text:
+        found = find_bottleneck(self.values, self.seconds)
+        style = {"none": "green", "unknown": "dim"}.get(found.side, "bold yellow")
+        return Text(found.text, style=style)
+
+    def _bars(self) -> Table:
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=10)
+        grid.add_column(width=BAR)
+        grid.add_column(overflow="ellipsis", no_wrap=True)
+        values = self.values
+        if (share := values.get("pipeline/prefetch_fill_ratio")) is not None:
+            grid.add_row("prefetch", bar([(share, _FILL)]), f"{share:4.0%} full")
+        if (share := values.get("pipeline/hs_queue_fill_ratio")) is not None:
+            grid.add_row("queue", bar([(share, _FILL)]), self._waiting())
+        labels = [f"target/{index}" for index in range(len(self.roles.targets))]
+        labels += [f"drafter/{index}" for index in range(len(self.roles.drafters))]
+        known = [label for label in labels if f"{label}/wait_in_s" in values]
+        if known:
+            grid.add_row("", _legend(), "")
+        for label in known:
+            grid.add_row(label, bar(self._shares(label)), self._rates(label))
+        return grid
+
+    def _waiting(self) -> str:
+        values = self.values
+        notes = [f"{values.get('pipeline/hs_queue_depth', 0.0):4.0f} waiting"]
+        if values.get("pipeline/hs_ready_deficit", 0.0) > 0:
+            notes.append(f"{values['pipeline/hs_ready_deficit']:.0f} short")
+        if "pipeline/hs_oldest_age_s" in values:
+            notes.append(f"oldest {values['pipeline/hs_oldest_age_s']:.1f} s")
+        return ", ".join(notes)
+
+    def _shares(self, label: str) -> list[tuple[float, Stroke]]:
+        keys = (("busy_s", _BUSY), ("wait_in_s", _IN), ("wait_out_s", _OUT))
+        return [(self.values.get(f"{label}/{key}", 0.0) / max(self.seconds, 1e-9), style) for key, style in keys]
+
+    def _rates(self, label: str) -> str:
+        values = self.values
+        busy = values.get(f"{label}/busy_s")
+        text = "     " if busy is None else f"{busy / max(self.seconds, 1e-9):4.0%} "
+        text += f"{values.get(f'{label}/tokens_per_second', 0.0):9,.0f} tok/s"
+        capacity = values.get(f"{label}/capacity_tokens_per_second")
+        return text if capacity is None else f"{text}, could {capacity:,.0f}"
+
+    def _gpus(self) -> RenderableType | None:
+        grid = Table.grid(padding=(0, 2))
+        cells = [self._gpu(index) for index in self.roles.cuda_indexes()]
+        known = [cell for cell in cells if cell]
+        for first in range(0, len(known), 2):
+            grid.add_row(*known[first : first + 2])
+        return grid if known else None
+
+    def _gpu(self, index: int) -> str:
+        shown = (("util_pct", "{:3.0f}%"), ("mem_used_gb", "{:.1f}GB"), ("power_w", "{:.0f}W"), ("temp_c", "{:.0f}°C"))
+        parts = [form.format(self.values[key]) for name, form in shown if (key := f"gpu/{index}/{name}") in self.values]
+        hot = [name for name in ("power", "thermal_sw", "thermal_hw") if self.values.get(f"gpu/{index}/throttle_{name}")]
+        parts += [f"held by {name.partition('_')[0]}" for name in hot[:1]]
+        return f"gpu {index} {' '.join(parts)}" if parts else ""
+
+
+def _legend() -> Text:
+    text = Text()
+    for (mark, style), word in ((_BUSY, "busy"), (_IN, "wait in"), (_OUT, "out")):
+        text.append(mark, style=style).append(f" {word} ")
+    return text
+
+
+def bar(shares: list[tuple[float, Stroke]], width: int = BAR) -> Text:
+    """Shares of a whole side by side, each with its mark and colour; what is left is dots. Never wider than `width`."""
+    text = Text()
+    edge, drawn = 0.0, 0
+    for share, (mark, style) in shares:
+        edge += max(0.0, share)
+        upto = min(width, round(edge * width))
+        text.append(mark * (upto - drawn), style=style)
+        drawn = upto
+    return text.append("·" * (width - drawn), style="dim")
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

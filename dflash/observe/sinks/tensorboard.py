@@ -1,0 +1,45 @@
+"""TensorBoard event files in the run's folder; the optional extra `tensorboard`."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dflash.errors import UserError
+from dflash.observe.sinks.base import Row, RowKind, Sink
+
+
+class TensorboardSink(Sink):
+    """Flush windows and training scalars over the optimizer step.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+
+    name: ClassVar[str] = "tensorboard"
+    kinds: ClassVar[frozenset[RowKind]] = frozenset({"metrics", "train"})
+
+    def __init__(self, run_dir: Path) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise UserError("observe.tensorboard needs the package: pip install 'dflash-harness[tensorboard]'")
+        # A slow import that holds the interpreter's lock: before the workers start.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._make = SummaryWriter
+        self._folder = run_dir / "tensorboard"
+        self._writer: Any = None
+        self._started_s = time.time()
+
+    def open(self) -> None:
+        self._writer = self._make(str(self._folder), max_queue=1000, flush_secs=60)
+
+    def write(self, rows: list[Row]) -> None:
+        for row in rows:
+            for key, value in row.values.items():
+                self._writer.add_scalar(key, value, row.step, walltime=self._started_s + row.elapsed_s)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,55 @@
+"""The terminal: one live screen, or plain lines where there is none."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from rich.console import Console
+from rich.live import Live
+
+from dflash.observe.roles import RoleMap
+from dflash.observe.screen import Screen
+from dflash.observe.sinks.base import Row, RowKind, Sink
+
+
+class TerminalSink(Sink):
+    """Draws the screen at each tick, or prints a line at each flush. Log lines of others appear above the screen.
+
+    Args:
+        mode: `auto` is live on a terminal that can move its cursor, plain elsewhere.
+        console: default: standard error.
+    """
+
+    name: ClassVar[str] = "terminal"
+    kinds: ClassVar[frozenset[RowKind]] = frozenset({"live", "metrics", "train"})
+
+    def __init__(self, roles: RoleMap, mode: Literal["auto", "live", "plain"], console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._live_wanted = mode == "live" or (
+            mode == "auto" and self._console.is_terminal and not self._console.is_dumb_terminal
+        )
+        self._live: Live | None = None
+        self.screen = Screen(roles)
+
+    def open(self) -> None:
+        if self._live_wanted:
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live.start()
+
+    def write(self, rows: list[Row]) -> None:
+        wanted = "live" if self._live_wanted else "metrics"
+        draw = False
+        for row in rows:
+            if row.kind in ("train", wanted):
+                self.screen.update(row)
+                draw |= row.kind == wanted
+        if not draw:
+            return
+        if self._live is not None:
+            self._live.update(self.screen.render(), refresh=True)
+        else:
+            self._console.print(self.screen.line(), markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()

@@ -1,0 +1,153 @@
+"""Weights & Biases: one thread owns the run; no fault of the network or the server reaches training.
+
+`wandb.init` waits for the server, `log` can wait for W&B's own process, `finish` uploads: all of it happens in the sink's
+thread, with time-outs. When the server cannot be had the run goes on offline, after one line in the log; what was written is
+in the run's folder and `wandb sync` uploads it later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from dflash.observe.sinks.base import Row, RowKind, Sink
+
+logger = logging.getLogger("dflash.observe")
+
+ELAPSED, STEP, TRAIN_STEP = "monitor/elapsed_s", "monitor/step", "train/step"
+TRAIN_EVERY_S = 1.0
+"""Training scalars go to W&B at most this often, the latest first; metrics.jsonl has them all. W&B's limit is 100,000
+points of a metric, and a call holds the interpreter's lock for about 0.3 ms."""
+
+
+class WandbSink(Sink):
+    """Logs flush windows and training scalars, each family over its own step key; never passes `step=`.
+
+    Args:
+        families: first segments of the keys, for `define_metric`.
+        quiet_stats: W&B's own system sampling off (ours is on; the GPUs are not asked twice).
+        timeout_s: bound of `init` and of `finish`.
+    """
+
+    name: ClassVar[str] = "wandb"
+    kinds: ClassVar[frozenset[RowKind]] = frozenset({"run", "metrics", "train", "summary"})
+
+    def __init__(
+        self,
+        run_dir: Path,
+        project: str,
+        mode: Literal["offline", "online"],
+        *,
+        families: Sequence[str],
+        quiet_stats: bool,
+        timeout_s: float,
+    ) -> None:
+        # Reporting W&B's own errors to the server is one more thing that waits for it. Importing takes a second of the
+        # interpreter's lock: done here, before the workers start.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        self._wandb = wandb
+        self._run_dir, self._project, self._mode = run_dir, project, mode
+        self._families, self._quiet_stats, self._timeout_s = tuple(families), quiet_stats, timeout_s
+        # An `init` under way with its grace period, and a `finish`.
+        self.close_timeout_s = 2 * timeout_s + 15.0
+        self._run: Any = None
+        self._train: Row | None = None
+        self._train_logged_s = float("-inf")
+
+    # -- the sink's thread --------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        if self._mode == "online":
+            try:
+                self._check_login()
+                self._run = self._init("online")
+                return
+            except Exception as error:
+                logger.warning("wandb: offline, since %s; `wandb sync` uploads later", _first_line(error))
+        self._run = self._init("offline")
+
+    def write(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row.kind == "metrics":
+                self._log({**row.values, ELAPSED: row.elapsed_s, STEP: row.step})
+            elif row.kind == "train":
+                self._train = row
+                if row.elapsed_s - self._train_logged_s >= TRAIN_EVERY_S:
+                    self._log_train()
+            elif row.kind == "run":
+                self._run.config.update({"roles": row.values, **self._settings_of_run()}, allow_val_change=True)
+            elif row.kind == "summary":
+                self._log_train()
+                self._run.summary.update({f"run/{key}": value for key, value in row.values.items() if _plain(value)})
+
+    def close(self) -> None:
+        self._log_train()
+        folder = Path(self._run.dir).parent
+        try:
+            self._run.finish()
+        except Exception as error:
+            logger.warning("wandb: not all uploaded: %s; later: wandb sync %s", _first_line(error), folder)
+
+    # -- W&B ------------------------------------------------------------------------------------------------------------
+
+    def _check_login(self) -> None:
+        """Without credentials `init` would ask on the terminal."""
+        if not (self._wandb.api.api_key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")):
+            raise RuntimeError("there is no login (`wandb login`, or WANDB_API_KEY)")
+
+    def _init(self, mode: Literal["offline", "online"]) -> Any:
+        settings = self._wandb.Settings(
+            init_timeout=self._timeout_s,
+            finish_timeout=self._timeout_s,
+            finish_timeout_raises=True,
+            console="off",
+            silent=True,
+            save_code=False,
+            disable_git=True,
+            **self._experimental({"x_disable_stats": self._quiet_stats, "x_service_wait": self._timeout_s}),
+        )
+        run = self._wandb.init(project=self._project, dir=str(self._run_dir), mode=mode, settings=settings, reinit="create_new")
+        for family in self._families:
+            step = TRAIN_STEP if family == "train" else ELAPSED
+            run.define_metric(f"{family}/*", step_metric=step)
+        return run
+
+    def _experimental(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that a version of W&B may not have."""
+        return {key: value for key, value in wanted.items() if key in self._wandb.Settings.model_fields}
+
+    def _log_train(self) -> None:
+        row, self._train = self._train, None
+        if row is not None:
+            self._train_logged_s = row.elapsed_s
+            self._log({**row.values, TRAIN_STEP: row.step, ELAPSED: row.elapsed_s})
+
+    def _log(self, values: Mapping[str, Any]) -> None:
+        """Only host numbers: W&B would materialise a tensor, which waits for the GPU."""
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        try:
+            self._run.log(numbers)
+        except Exception as error:
+            logger.warning("wandb: its process is gone (%s); a new offline run takes over", _first_line(error))
+            self._run = self._init("offline")
+            self._run.log(numbers)
+
+    def _settings_of_run(self) -> dict[str, Any]:
+        path = self._run_dir / "config.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,63 @@
+"""Pure: two sets of counts in, only their differences out, as rows and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+from dflash.observe.sync_scope import WORK, Place
+
+Counts = dict[tuple[str, str, Place], int]
+"""(role, kind, place) -> number of events."""
+CountMap = Mapping[tuple[str, str, Place], int]
+
+
+class Row(NamedTuple):
+    """One place whose count differs."""
+
+    role: str
+    kind: str
+    place: Place
+    off: int
+    on: int
+
+
+def difference(off: CountMap, on: CountMap) -> list[Row]:
+    """Rows whose counts differ: syncs before device work, then by role and place."""
+    rows = [
+        Row(role, kind, place, off.get((role, kind, place), 0), on.get((role, kind, place), 0))
+        for role, kind, place in {*off, *on}
+        if off.get((role, kind, place), 0) != on.get((role, kind, place), 0)
+    ]
+    return sorted(rows, key=lambda row: (row.kind in WORK, row.role, row.place, row.kind))
+
+
+def table(rows: Sequence[Row], tablefmt: str = "simple") -> str:
+    """Role, kind, file:line, function, off, on; a sentence when nothing differs."""
+    if not rows:
+        return "no difference: the same syncs and the same device work, off and on"
+    body = [(row.role, row.kind, _where(row.place), row.place.function, row.off, row.on) for row in rows]
+    return tabulate(body, headers=("role", "kind", "file:line", "function", "off", "on"), tablefmt=tablefmt)
+
+
+def counts_table(
+    counts: Mapping[tuple[str, str, Place], int], steps: int = 1, tablefmt: str = "simple", *, work: bool = False
+) -> str:
+    """Counts of one run, the most frequent first, per step when `steps` is given."""
+    chosen = [(key, n) for key, n in counts.items() if work or key[1] not in WORK]
+    if not chosen:
+        return "no host sync"
+    body = [
+        (role, kind, _where(place), place.function, n if n % steps else n // steps, "" if n % steps == 0 else f"in {steps} steps")
+        for (role, kind, place), n in sorted(chosen, key=lambda item: (-item[1], item[0]))
+    ]
+    headers = ("role", "kind", "file:line", "function", "per step", "")
+    if not any(row[5] for row in body):
+        return tabulate([row[:5] for row in body], headers=headers[:5], tablefmt=tablefmt)
+    return tabulate(body, headers=headers, tablefmt=tablefmt)
+
+
+def _where(place: Place) -> str:
+    return str(place).rpartition(" ")[0]

@@ -1,0 +1,295 @@
+"""The proof: the real trainer with collectors off and on, every sync and every piece of device work counted, exactly.
+
+One run replays one cycle of batches. The first cycle warms every thread up; then each arm gets a washout, long enough for
+whatever the other threads had begun under the former arm, and a whole number of cycles that is counted. A worker's work is
+counted by the step it belongs to, not by the time at which it is done, so integers of two arms can be compared for equality
+although the threads run freely.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bench.records import ExactCounts
+from bench.records import Place as CountedPlace
+from bench.syncs.difference import Counts, Row, difference
+from dflash.config import Config
+from dflash.observe.collectors.base import Collector, Sources
+from dflash.observe.metric import Metric
+from dflash.observe.sync_guard import CountingScopes
+from dflash.observe.sync_scope import (
+    ALLOCATION,
+    BYTES_TO_DEVICE,
+    BYTES_TO_HOST,
+    COPY_TO_DEVICE,
+    COPY_TO_HOST,
+    OPERATION,
+    WORK,
+    Key,
+    Scope,
+)
+
+if TYPE_CHECKING:
+    from dflash.pipeline.trainer import Trainer
+
+OFF = "off"
+MONITOR = "monitor"
+TICK_S = 0.02
+"""The monitor ticks faster than in training, so that it does so several times in every arm."""
+TICKS = 2
+"""Least ticks of the monitor in an arm's counted steps."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a run counted.
+
+    Attributes:
+        counts: for each arm, (role, kind, place) -> number over `steps` steps.
+        declared: (role, kind, place, reason) -> number, over the whole run.
+        losses: of the counted steps of each arm, phase 0 first.
+        unavailable: ways that could not be armed, with the reason.
+    """
+
+    steps: int
+    counts: dict[str, Counts]
+    declared: dict[tuple[str, str, Any, str], int]
+    losses: dict[str, tuple[float, ...]]
+    ways: tuple[str, ...]
+    unavailable: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+
+    def difference(self, arm: str, base: str = OFF) -> list[Row]:
+        """What `arm` does that `base` does not, and the other way round."""
+        return difference(self.counts[base], self.counts[arm])
+
+    @property
+    def losses_equal(self) -> bool:
+        """Whether every arm had the same losses, bit for bit."""
+        return len(set(self.losses.values())) <= 1
+
+    def syncs(self, arm: str) -> int:
+        """Undeclared host syncs of an arm."""
+        return sum(n for (_, kind, _), n in self.counts[arm].items() if kind not in WORK)
+
+
+class _Ticks(Collector):
+    """Counts the monitor's ticks, so that a monitor that stands still is no proof of anything."""
+
+    name = "proof-ticks"
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+
+    def __init__(self, sources: Sources) -> None:
+        super().__init__(sources)
+        self.count = 0
+
+    def sample(self, now_ns: int) -> dict[str, float]:
+        self.count += 1
+        return {}
+
+
+@dataclass
+class _Windows:
+    """Hooks of drafter 0: throws the switches, and tells the counted steps of each arm.
+
+    The monitor has no steps of its own; what it does is charged to the arm that is being counted meanwhile.
+    """
+
+    arms: Mapping[str, Sequence[str]]
+    cycle: int
+    washout: int
+    scopes: CountingScopes
+    trainer: Trainer | None = None
+    bounds: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ticks: Any = None
+    _ticks: int = 0
+
+    def __post_init__(self) -> None:
+        self._pending = list(self.arms)
+        self._end = self.cycle - 1  # the warm-up cycle ends
+        self._begin = -1
+        self._waited = threading.Event()
+
+    @property
+    def steps(self) -> int:
+        """Steps that the whole run takes."""
+        return self.cycle + len(self.arms) * (self.washout + self.cycle) + 1
+
+    def after_backward(self, loss: Any, step: int) -> None:
+        pass
+
+    def after_step(self, step: int, tokens: int) -> bool:
+        if step + 1 == self._begin:
+            self._ticks = self._monitor_ticks()
+            self._charge_monitor(step + 1)
+        if step != self._end:
+            return True
+        self._wait_for_ticks()
+        self._charge_monitor(None)
+        if not self._pending:
+            return False
+        self._throw(self._pending.pop(0), step)
+        return True
+
+    def _throw(self, arm: str, step: int) -> None:
+        assert self.trainer is not None
+        observer = self.trainer.observer
+        for name in observer.switches():
+            observer.switch(name, name in self.arms[arm] or name == _Ticks.name)
+        self._begin = step + 1 + self.washout
+        self._end = self._begin + self.cycle - 1
+        self.bounds[arm] = (self._begin, self._end + 1)
+
+    def _charge_monitor(self, step: int | None) -> None:
+        scope = self.scopes.entered.get(MONITOR)
+        if scope is not None:
+            scope.step = OUTSIDE if step is None else step
+
+    def _monitor_ticks(self) -> int:
+        return self.ticks.count
+
+    def _wait_for_ticks(self) -> None:
+        for _ in range(500):
+            if self._begin < 0 or self._monitor_ticks() - self._ticks >= TICKS:
+                return
+            self._waited.wait(TICK_S)
+        raise RuntimeError("the monitor did not tick: its syncs cannot be counted")
+
+
+OUTSIDE = -2
+"""Step of what belongs to no arm."""
+
+
+def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plant: str = "", cycle: int = 8) -> Proof:
+    """Run the trainer once and count every arm.
+
+    Args:
+        config: as the harness runs it (ordered, learning rate 0, no sinks but JSONL).
+        arms: name -> collectors that are on; "off" must be there.
+        plant: a bad collector out of `bench.planted.PLANTED`, on in the arms that name it.
+        cycle: batches in the cycle; that many steps of each arm are counted.
+    """
+    from bench.planted import make_plant
+
+    scopes = CountingScopes()
+    depth = config.queue.capacity + config.data.prefetch + len(config.target.devices) + len(config.drafter.devices)
+    windows = _Windows(arms, cycle, washout=2 * depth, scopes=scopes)
+    planted = make_plant(plant) if plant else None
+    with tempfile.TemporaryDirectory(prefix="dflash-proof-") as folder:
+        hooks = windows if planted is None else planted.hooks(windows)
+        trainer = _trainer(config, windows.steps, cycle, Path(folder), scopes, hooks)
+        windows.trainer = trainer
+        windows.ticks = trainer.observer.add(_Ticks)
+        if planted is not None:
+            planted.install(trainer)
+        scopes.arm()
+        try:
+            result = trainer.run()
+        finally:
+            trainer.observer.close()
+    scopes.disarm()
+    missing = {*_roles(config)} - set(scopes.entered)
+    if missing:
+        raise RuntimeError(f"not counted: {', '.join(sorted(missing))} never entered a scope")
+    losses = {row.step: row.loss for row in result.scalars}
+    per_step = len(config.drafter.devices) * config.train.accumulation
+    return Proof(
+        steps=cycle,
+        counts={arm: _counted(scopes.ledger.counts, bounds, per_step) for arm, bounds in windows.bounds.items()},
+        declared=scopes.declared(),
+        losses={arm: _turned(losses, *bounds, cycle) for arm, bounds in windows.bounds.items()},
+        ways=("modes",),
+        roles=tuple(scopes.entered),
+    )
+
+
+def _trainer(config: Config, steps: int, cycle: int, folder: Path, scopes: CountingScopes, hooks: Any) -> Trainer:
+    from dflash.data.plan import CyclePlan, EpochPlan
+    from dflash.observe.observer import Observer
+    from dflash.observe.roles import RoleMap
+    from dflash.pipeline.build import prepare_inputs
+    from dflash.pipeline.trainer import Trainer
+
+    config = config.model_copy(
+        update={
+            "train": config.train.model_copy(update={"steps": steps}),
+            "observe": config.observe.model_copy(update={"tick_s": TICK_S, "flush_s": 10 * TICK_S, "collectors": ()}),
+        }
+    )
+    inputs = prepare_inputs(config)
+    data = config.data
+    per_step = len(config.drafter.devices) * config.train.accumulation
+    plan = CyclePlan(EpochPlan(inputs.dataset.lengths, data.buckets, data.batch_size, data.seed), cycle * per_step)
+    observer = Observer(config.observe, folder, RoleMap.from_config(config))
+    return Trainer(inputs, folder, observer, scopes=scopes, plan=plan, hooks=hooks, save_checkpoints=False)
+
+
+def _roles(config: Config) -> list[str]:
+    targets = [f"target/{index}" for index in range(len(config.target.devices))]
+    return [*targets, *(f"drafter/{index}" for index in range(len(config.drafter.devices))), "prefetcher", MONITOR]
+
+
+def _counted(counts: Mapping[Key, int], bounds: tuple[int, int], per_step: int) -> Counts:
+    """The counts of steps `bounds`; targets and prefetcher count batches, of which a step takes `per_step`."""
+    found: Counts = {}
+    for key, n in counts.items():
+        scale = 1 if key.role.startswith("drafter") or key.role == MONITOR else per_step
+        if bounds[0] * scale <= key.step < bounds[1] * scale:
+            name = (key.role, key.kind, key.place)
+            found[name] = found.get(name, 0) + n
+    return found
+
+
+def _turned(losses: Mapping[int, float], first: int, last: int, cycle: int) -> tuple[float, ...]:
+    """The losses of whole cycles, those of phase 0 first."""
+    by_phase = sorted((step % cycle, step) for step in range(first, last))
+    return tuple(losses[step] for _, step in by_phase)
+
+
+def exact_counts(proof: Proof) -> dict[str, ExactCounts]:
+    """In the harness's words. Places are those that differ from `off`, and every sync."""
+    return {arm: _exact(proof, arm) for arm in proof.counts}
+
+
+def _exact(proof: Proof, arm: str) -> ExactCounts:
+    counts = proof.counts[arm]
+    changed = {(row.role, row.kind, row.place) for row in proof.difference(arm)} if OFF in proof.counts else set()
+    places = [
+        CountedPlace(_COARSE.get(kind, "sync"), role, f"{place} ({kind})", n, proof.steps)
+        for (role, kind, place), n in sorted(counts.items(), key=str)
+        if kind not in WORK or (role, kind, place) in changed
+    ]
+    return ExactCounts(
+        arm=arm,
+        steps=proof.steps,
+        armed=not proof.unavailable,
+        syncs=proof.syncs(arm),
+        operations=_sum(counts, OPERATION),
+        copies=_sum(counts, COPY_TO_DEVICE, COPY_TO_HOST),
+        allocations=_sum(counts, ALLOCATION),
+        places=tuple(places),
+        ways=proof.ways,
+        unavailable=proof.unavailable,
+    )
+
+
+_COARSE = {
+    OPERATION: "operation",
+    ALLOCATION: "allocation",
+    COPY_TO_DEVICE: "copy",
+    COPY_TO_HOST: "copy",
+    BYTES_TO_DEVICE: "bytes",
+    BYTES_TO_HOST: "bytes",
+}
+
+
+def _sum(counts: Counts, *kinds: str) -> int:
+    return sum(n for (_, kind, _), n in counts.items() if kind in kinds)
+
+
+__all__ = ["Proof", "Scope", "count_arms", "exact_counts"]

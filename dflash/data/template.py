@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 from dflash.errors import UserError
@@ -149,20 +150,41 @@ class ChatRenderer:
         speakers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if not any(has_text(messages[index]) for index in speakers):
             raise BadSample("no assistant text")
-        if GENERATION_TAG.search(self.template(tools)):
-            text, spans = self._render(messages, tools, True)
-            if not spans:
-                raise BadSample("the chat template marks no assistant text (its {% generation %} part is never reached)")
-        else:
-            text, spans = self._spans_by_words(messages, tools)
+        try:
+            text, spans = self._spans(messages, tools)
+        except BadSample as error:
+            try:  # some templates want the arguments of a tool call as a string
+                text, spans = self._spans([_with_written_arguments(message) for message in messages], tools)
+            except BadSample:
+                raise error from None
         if self.turns == "last":
             spans = self._last_turn(messages, speakers, spans)
         if self.reasoning == "mask":
             spans = [(after_reasoning(text, start, end), end) for start, end in spans]
+            self._check_masked(messages, text, spans)
         spans = [span for span in spans if span[0] < span[1]]
         if not spans:
             raise BadSample("no assistant text left to train on")
         return Rendered(text, tuple(spans))
+
+    def _spans(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[str, list[Span]]:
+        if not GENERATION_TAG.search(self.template(tools)):
+            return self._spans_by_words(messages, tools)
+        text, spans = self._render(messages, tools, True)
+        if not spans:
+            raise BadSample("the chat template marks no assistant text (its {% generation %} part is never reached)")
+        return text, [(start, self._without_trailing_space(text, start, end)) for start, end in spans]
+
+    def _without_trailing_space(self, text: str, start: int, end: int) -> int:
+        """The end of a span without the line feed that templates put behind the token that the model stops with."""
+        stripped = text[start:end].rstrip()
+        return start + len(stripped) if stripped.endswith(self._specials) else end
+
+    def _check_masked(self, messages: Sequence[Message], text: str, spans: Sequence[Span]) -> None:
+        for message in messages:
+            thought = message.get("reasoning_content", "").strip()
+            if thought and any(text.find(thought, start, end) >= 0 for start, end in spans):
+                raise BadSample("the reasoning cannot be masked: this chat template puts it in no <think> block")
 
     def _last_turn(self, messages: Sequence[Message], speakers: list[int], spans: list[Span]) -> list[Span]:
         asked = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
@@ -175,6 +197,8 @@ class ChatRenderer:
     def _spans_by_words(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[str, list[Span]]:
         text = self.render(messages, tools)
         key = json.dumps([[_shape(message) for message in messages], tools], sort_keys=True, default=str)
+        if WORD.search(key):
+            return text, self._spans_by_prefixes(text, messages, tools)
         skeleton = self._skeletons.get(key)
         if skeleton is None:
             skeleton = self._make_skeleton(messages, tools)
@@ -194,13 +218,29 @@ class ChatRenderer:
         for index, message in enumerate(messages):
             if message["role"] != "assistant" or not has_text(message):
                 continue
-            own = [place for place, slot in enumerate(slots) if slot[0] == index]
+            own = self._own_places(index, slots, worded, tools)
             if not own:
-                raise BadSample(f"the chat template leaves out the assistant's message {index + 1}")
-            start = (own[0], self._start_in(literals[own[0]], worded[:index], tools))
-            end = (own[-1] + 1, self._end_in(literals[own[-1] + 1], worded[: index + 1], tools))
+                calls = " (only tool calls, which it does not know)" if message.get("tool_calls") else ""
+                raise BadSample(f"the chat template leaves out the assistant's message {index + 1}{calls}")
+            first, last = min(own), max(own)
+            start = (first, self._start_in(literals[first], worded[:index], tools))
+            end = (last + 1, self._end_in(literals[last + 1], index, worded[: index + 1], tools))
             turns.append((start, end))
         return _Skeleton(tuple(literals), tuple(slots), tuple(turns))
+
+    def _own_places(
+        self, index: int, slots: list[tuple[int, str]], worded: Sequence[Message], tools: Sequence[Any] | None
+    ) -> list[int]:
+        """The slots of message `index` that stand in its own turn: as many as there are when it is the last message.
+
+        Some templates name a function once more where they show its result.
+        """
+        alone = _split(self.render(worded[: index + 1], tools))[1]
+        places: list[int] = []
+        for kind in "rcn":
+            found = [place for place, slot in enumerate(slots) if slot == (index, kind)]
+            places += found[: alone.count((index, kind))]
+        return places
 
     def _start_in(self, literal: str, before: Sequence[Message], tools: Sequence[Any] | None) -> int:
         """Where in the piece before the assistant's words its own writing starts: after the generation prompt.
@@ -213,21 +253,33 @@ class ChatRenderer:
             return len(literal)
         return len(prompt) if prompt != plain and literal.startswith(prompt) else len(literal)
 
-    def _end_in(self, literal: str, until: Sequence[Message], tools: Sequence[Any] | None) -> int:
-        """Where in the piece after the assistant's words its turn ends: after the token that the model stops with."""
-        try:
-            tail = _split(self.render(until, tools))[0][-1]
-        except BadSample:
-            tail = ""
-        common = _common_prefix(tail, literal)
-        ends = [common.rindex(token) + len(token) for token in self._special() if token in common]
+    def _end_in(self, literal: str, index: int, until: Sequence[Message], tools: Sequence[Any] | None) -> int:
+        """Where in the piece after the assistant's words its turn ends: after the token that the model stops with.
+
+        That is what the piece has in common with those of the conversation that ends here and of one that goes on: the
+        start of the next turn differs, and so does what is only at the end of a conversation.
+        """
+        tails = []
+        for messages in (until, [*until, {"role": "user", "content": "and?"}]):
+            try:
+                literals, slots = _split(self.render(messages, tools))
+                tails.append(literals[max(place for place, slot in enumerate(slots) if slot[0] == index) + 1])
+            except BadSample:
+                continue  # a tool call cannot be followed by a question in some templates
+        common = literal
+        for tail in tails:
+            common = _common_prefix(common, tail)
+        ends = [common.rindex(token) + len(token) for token in self._specials if token in common]
         if ends:
             return max(ends)
-        return len(common.rstrip()) if common == tail else 0
+        if tails and all(tail.startswith(self._specials) for tail in [literal, *tails]):
+            return max(len(token) for token in self._specials if literal.startswith(token))  # another one in the last turn
+        return len(common.rstrip()) if tails and common == tails[0] else 0
 
-    def _special(self) -> list[str]:
-        added = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        return added or [token for token in self.tokenizer.all_special_tokens if token]
+    @cached_property
+    def _specials(self) -> tuple[str, ...]:
+        added = tuple(str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        return added or tuple(token for token in self.tokenizer.all_special_tokens if token)
 
     def _spans_by_prefixes(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Span]:
         """For templates that look into the texts: every shorter conversation must be a prefix of the whole one."""
@@ -242,7 +294,7 @@ class ChatRenderer:
                     "which part is the assistant's cannot be proven under this chat template; add {% generation %} tags to it"
                 )
             tail = turn[len(prompt) :]
-            ends = [tail.rindex(token) + len(token) for token in self._special() if token in tail]
+            ends = [tail.rindex(token) + len(token) for token in self._specials if token in tail]
             spans.append((len(prompt), len(prompt) + (max(ends) if ends else len(tail.rstrip()))))
         return spans
 
@@ -263,6 +315,17 @@ def after_reasoning(text: str, start: int, end: int) -> int:
     return start
 
 
+def _with_written_arguments(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": written}})
+    return {**message, "tool_calls": calls}
+
+
 def _common_prefix(one: str, other: str) -> str:
     length = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:length]
@@ -279,7 +342,7 @@ def _with_words(index: int, message: Message) -> Message:
     for name, kind in (("content", "c"), ("reasoning_content", "r")):
         if message.get(name):
             result[name] = f"Xq{index:05d}{kind}Qx"
-    if not message.get("content") and message.get("tool_calls"):
+    if message.get("tool_calls"):
         first, *others = message["tool_calls"]
         result["tool_calls"] = [{**first, "function": {**first["function"], "name": f"Xq{index:05d}nQx"}}, *others]
     return result

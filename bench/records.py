@@ -136,6 +136,8 @@ class MachineState:
     load_1m: float | None = None
     cpus: int = 1
     """Cores this process may use."""
+    host_cpus: int = 1
+    """Cores that the system counts; more than `cpus` inside a quota or a CPU set."""
     own_cpu_s: float = 0.0
     """CPU seconds of this process and its ended children."""
     machine_cpu_s: float | None = None

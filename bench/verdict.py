@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.analysis import COUNT_KINDS, Analysis, Evidence
-from bench.intervals import ALPHA, holm, p_over
+from bench.intervals import ALPHA, NOMINAL, holm, p_over
 from bench.records import ALL, Cost, ExitCode, Interval, Verdict
 from bench.stopping import MIN_ROUNDS
 
@@ -185,7 +185,7 @@ def _blamed(evidence: Sequence[Evidence], budget_percent: float) -> frozenset[st
         for kind, found in (("isolated", e.isolated), ("marginal", e.marginal))
         if found is not None
     }
-    return frozenset(name.rsplit(" ", 1)[0] for name, p in holm(p_values).items() if p <= ALPHA)
+    return frozenset(name.rsplit(" ", 1)[0] for name, p in holm(p_values).items() if p <= NOMINAL)
 
 
 def _cost(

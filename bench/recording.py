@@ -1,0 +1,109 @@
+"""Recording a baseline: receipts of several fresh launches in, one reviewed file out.
+
+By hand, on a clean tree, from runs whose A/A arm passed; never by CI.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from bench.baselines import (
+    MIN_SESSIONS,
+    ROOT,
+    TOLERANCE_PERCENT,
+    Baseline,
+    BaselineConfig,
+    BaselineMachine,
+    Session,
+    geometric_mean,
+    parse,
+    to_json,
+)
+from bench.records import ConfigRef, ExitCode, Machine, Receipt, Verdict
+from dflash.errors import UserError
+
+
+def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: str) -> list[str]:
+    """Why a receipt cannot become (or be held against) a session of a baseline here and now; empty: it can. Pure."""
+    reasons = []
+    if receipt.machine.key != machine.key:
+        reasons.append(f"it was measured on another machine ({receipt.machine.key}; this is {machine.key})")
+    if (receipt.config.name, receipt.config.hash) != (config.name, config.hash):
+        reasons.append(
+            f"it was measured with config {receipt.config.name} {receipt.config.hash}, not {config.name} {config.hash}"
+        )
+    if receipt.commit.id != commit:
+        reasons.append(f"it is stale: measured at commit {receipt.commit.id[:12]}, the code is at {commit[:12]}")
+    if receipt.commit.dirty:
+        reasons.append("it was measured on a tree with uncommitted changes")
+    if receipt.verdict is Verdict.INVALID or receipt.exit_code in (ExitCode.INVALID, ExitCode.INCOMPLETE):
+        reasons.append(f"its verdict is {receipt.verdict.value}: {'; '.join(receipt.reasons[:1])}")
+    if receipt.throughput is None:
+        reasons.append("it holds no throughput")
+    for name in ("inject_percent", "plant"):
+        if receipt.options.get(name):
+            reasons.append(f"it was measured with {name.replace('_percent', '')} {receipt.options[name]}")
+    return reasons
+
+
+def session_of(receipt: Receipt) -> Session:
+    """A receipt as one session: geometric mean tokens/s of each arm."""
+    if receipt.throughput is None:
+        raise UserError("the receipt holds no throughput")
+    arms = {
+        name: geometric_mean([segment.tokens / segment.seconds for segment in segments])
+        for name, segments in receipt.arms.items()
+        if segments
+    }
+    return Session(round(receipt.throughput.tokens_per_second, 3), receipt.created, {n: round(v, 3) for n, v in arms.items()})
+
+
+def build(
+    machine: Machine, config: ConfigRef, sessions: Sequence[Session], commit: str, note: str = "", date: str | None = None
+) -> Baseline:
+    """A measured baseline. Raises UserError with fewer than three sessions."""
+    if len(sessions) < MIN_SESSIONS:
+        raise UserError(f"a baseline needs at least {MIN_SESSIONS} sessions (fresh launches), got {len(sessions)}")
+    logs = np.log([session.tokens_per_second for session in sessions])
+    models = [model for model, _ in machine.gpus]
+    return Baseline(
+        machine=BaselineMachine(machine.key, models[0] if models else "", len(models), machine.cpu_model, machine.cpus),
+        config=BaselineConfig(config.name, config.hash),
+        value=round(float(np.exp(logs.mean())), 3),
+        origin="measured",
+        tolerance_percent=TOLERANCE_PERCENT,
+        date=date or datetime.now(UTC).date().isoformat(),
+        sessions=tuple(sessions),
+        between_session_spread_percent=round(100.0 * float(logs.std(ddof=1)), 4),
+        commit=commit,
+        versions=dict(machine.versions),
+        note=note,
+    )
+
+
+def refuse_recording(*, dirty: bool, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises UserError on a tree with uncommitted changes, and in CI: baselines are recorded by hand and reviewed."""
+    if dirty:
+        raise UserError("baseline record: the tree has uncommitted changes; commit them first")
+    if environment.get("CI", "").lower() not in ("", "0", "false"):
+        raise UserError("baseline record: CI never writes baselines; record by hand and have the file reviewed")
+
+
+def write(baseline: Baseline, root: Path = ROOT) -> Path:
+    """Write the file whole or not at all (temporary file, fsync, rename). Returns its path."""
+    path = root / baseline.machine.key / f"{baseline.config.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = to_json(baseline)
+    parse(text, str(path))
+    temporary = path.with_suffix(".json.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return path

@@ -78,21 +78,3 @@ class Collator:
 
     def _from(self, array: np.ndarray) -> torch.Tensor:
         return staged(torch.from_numpy(array), pin=self.pin)
-
-
-def document_spans(document_ids: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
-    """The documents of packed rows as (row, start, end), rows and positions ascending; padding is left out.
-
-    For running the target per document: every document must start from position 0 and an empty state.
-
-    Args:
-        document_ids: int64 `[batch, length]` in host memory, as in `Batch`.
-    """
-    array = document_ids.numpy()
-    found = []
-    for row, line in enumerate(array):
-        edges = np.flatnonzero(np.diff(line, prepend=line[0] - 1, append=PADDING_DOCUMENT + 1))
-        for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            if line[start] != PADDING_DOCUMENT:
-                found.append((row, start, end))
-    return tuple(found)

@@ -256,7 +256,10 @@ class _Reader:
         renderer = self._chat(tools)
         if not self._knows_reasoning:
             messages = [inline_reasoning(message) for message in messages]
-        waiting.append((row.line, renderer(messages, tools)))
+        rendered = renderer(messages, tools)
+        if row.value.get("finished") is False:  # a regenerated answer that ran into its limit
+            rendered = renderer.without_stop(rendered)
+        waiting.append((row.line, rendered))
 
     def _chat(self, tools: Sequence[Any] | None) -> ChatRenderer:
         if self.tokenizer is None:

@@ -175,6 +175,13 @@ class ChatRenderer:
             raise BadSample("the chat template marks no assistant text (its {% generation %} part is never reached)")
         return text, [(start, self._without_trailing_space(text, start, end)) for start, end in spans]
 
+    def without_stop(self, rendered: Rendered) -> Rendered:
+        """The same without the last turn's end in the loss: for an answer that was cut off, where the model did not stop."""
+        *others, (start, end) = rendered.spans
+        text = rendered.text[start:end]
+        stop = max((len(token) for token in self._specials if text.endswith(token)), default=0)
+        return Rendered(rendered.text, (*others, (start, end - stop)))
+
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
         """The end of a span without the line feed that templates put behind the token that the model stops with."""
         stripped = text[start:end].rstrip()

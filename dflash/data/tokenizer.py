@@ -121,7 +121,7 @@ def load_tokenizer(config: Config) -> Any:
 
 
 def read_tokenizer(source: str | Path, key: str = "data.tokenizer") -> Any:
-    """Read a Hugging Face tokenizer from a folder or by id.
+    """Read a Hugging Face tokenizer from a folder, or by id from the local cache; nothing is downloaded.
 
     Raises:
         UserError: nothing there, or a tokenizer without a fast implementation (character offsets are needed to
@@ -130,7 +130,7 @@ def read_tokenizer(source: str | Path, key: str = "data.tokenizer") -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(source))
+        tokenizer = AutoTokenizer.from_pretrained(str(source), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"{key} = {str(source)!r}: no tokenizer could be loaded: {reason.strip()}") from None

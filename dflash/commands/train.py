@@ -58,7 +58,7 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.json").write_text(config.model_dump_json(indent=1), encoding="utf-8")
     scopes: Scopes = NO_SCOPES if sync_guard == "allow" else GuardScopes(sync_guard)
-    observer = Observer(config.observe, run_dir, RoleMap.from_config(config), total_steps=config.train.steps)
+    observer = Observer(config.observe, run_dir, RoleMap.from_config(config))
     trainer = Trainer(inputs, run_dir, observer, scopes=scopes, resume=resume)
     caught: list[int] = []
 

@@ -329,6 +329,8 @@ def _tiny_config(config: TargetConfig) -> Any:
         linear_key_head_dim=tiny.linear_head_dim,
         linear_value_head_dim=tiny.linear_head_dim,
         layer_types=kinds,
+        # Rows of the embedding, which is also the head, of length one: a drafter can then say what it is sure of.
+        initializer_range=tiny.hidden_size**-0.5,
         max_position_embeddings=32768,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
     )

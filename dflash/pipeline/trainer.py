@@ -211,6 +211,7 @@ class Trainer:
         if self.supervisor.failure is None and left:
             self.supervisor.fail("main", RuntimeError(f"workers did not stop: {', '.join(left)}"))
         self.supervisor.raise_failure()
+        self.result.tokens = self.drafter_workers[0].tokens_done
         self.result.finished = self.drafter_workers[0].step_index >= self.config.train.steps
         if self._save_checkpoints and self.drafter_workers[0].step_index > self._base.step:
             self.save(self.drafter_workers[0].step_index)

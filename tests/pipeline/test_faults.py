@@ -1,0 +1,97 @@
+"""A worker that raises ends the run within seconds with its own traceback; nobody hangs; a monitor's fault does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from dflash.pipeline.supervisor import WorkerFailed
+from tests.pipeline.run import losses, small_trainer
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.fault]
+
+
+class Planted(Exception):
+    pass
+
+
+def plant(*_arguments, **_named):
+    raise Planted("planted here")
+
+
+def after(calls: int, real):
+    """`real` for so many calls, then the fault."""
+    count = [0]
+
+    def call(*arguments, **named):
+        count[0] += 1
+        if count[0] > calls:
+            plant()
+        return real(*arguments, **named)
+
+    return call
+
+
+def plant_in_target(trainer):
+    worker = trainer.target_workers[0]
+    worker._target.taps = after(2, worker._target.taps)
+    return "target/0"
+
+
+def plant_in_drafter(trainer):
+    replica = trainer.replicas[-1]
+    replica.optimizer.step = after(2, replica.optimizer.step)
+    return f"drafter/{replica.index}"
+
+
+def plant_in_prefetcher(trainer):
+    trainer.prefetcher._collate = after(5, trainer.prefetcher._collate)
+    return "prefetcher"
+
+
+@pytest.mark.parametrize("workers", ["one", "several"])
+@pytest.mark.parametrize("where", [plant_in_target, plant_in_drafter, plant_in_prefetcher])
+def test_a_worker_that_raises_ends_the_run_with_its_traceback(tmp_path, where, workers):
+    layout = [] if workers == "one" else ['target.devices=["cpu:0", "cpu:1"]', 'drafter.devices=["cpu:0", "cpu:1"]']
+    before = set(threading.enumerate())
+    trainer = small_trainer(tmp_path, "train.steps=100000", *layout)
+    role = where(trainer)
+    started = time.monotonic()
+    with pytest.raises(WorkerFailed) as caught:
+        trainer.run()
+    trainer.observer.close()
+    assert time.monotonic() - started < 5.0
+    assert caught.value.failure.role == role
+    assert "in plant\n" in caught.value.failure.text()
+    assert "planted here" in caught.value.failure.text()
+    time.sleep(0.05)
+    assert set(threading.enumerate()) - before == set()
+
+
+def test_a_monitor_that_raises_does_not_stop_training(tmp_path):
+    trainer = small_trainer(tmp_path, "observe.tick_s=0.01", "train.steps=30")
+    ticks = []
+
+    def broken_tick(*_arguments, **_named):
+        ticks.append(1)
+        plant()
+
+    trainer.observer._monitor.tick = broken_tick
+    assert len(losses(trainer)) == 30
+    assert ticks, "the planted fault never ran"
+
+
+def test_a_worker_that_ignores_the_stop_is_named_with_its_stack(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("dflash.pipeline.trainer._JOIN_S", 0.3)
+    trainer = small_trainer(tmp_path, "train.steps=3")
+    release = threading.Event()
+    trainer.supervisor.spawn("stubborn", release.wait)
+    try:
+        with pytest.raises(WorkerFailed, match="did not stop: stubborn"):
+            trainer.run()
+    finally:
+        release.set()
+    trainer.observer.close()
+    assert "worker stubborn did not stop within" in capsys.readouterr().err

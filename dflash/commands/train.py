@@ -42,7 +42,7 @@ def train(
 
 
 def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
-    from dflash.observe.observer import Observer
+    from dflash.observe.observer import Observer, check_collectors
     from dflash.observe.roles import RoleMap
     from dflash.observe.sync_guard import NO_SCOPES, GuardScopes, Scopes
     from dflash.pipeline import summary
@@ -50,6 +50,7 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
     from dflash.pipeline.supervisor import WorkerFailed
     from dflash.pipeline.trainer import Trainer, resume_state
 
+    check_collectors(config.observe.collectors)
     inputs = prepare_inputs(config)
     resume = resume_state(run_dir, config)
     if resume is not None and resume.progress.step >= config.train.steps:
@@ -77,9 +78,9 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
         sys.stderr.write(f"dflash: {error.failure.role} failed; the run is stopped, its checkpoints are in {run_dir}\n")
         return 1
     finally:
-        observer.close()
+        seen = observer.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
-    summary.write(run_dir, config, result)
-    sys.stdout.write(summary.text(config, result, run_dir))
+    summary.write(run_dir, config, result, seen.bottleneck)
+    sys.stdout.write(summary.text(config, result, run_dir, seen.bottleneck))
     return 128 + caught[0] if caught and not result.finished else 0

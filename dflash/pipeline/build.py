@@ -44,6 +44,10 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
     if not skip_devices:
         check_devices((*config.target.devices, *config.drafter.devices))
     info = inspect_target(config.target)
+    # What needs no tokenizer is refused before one is built.
+    if config.drafter.mask_token_id is not None:
+        resolve_mask_token(config.drafter, info)
+    DrafterShape.resolve(config.drafter, info, 0)
     tokenizer = None if brings_token_ids(config) else load_tokenizer(config)
     if tokenizer is not None and len(tokenizer) > info.vocab_size:
         raise UserError(

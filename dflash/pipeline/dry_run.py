@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -153,9 +154,19 @@ def print_plan(config: Config) -> None:
         "",
         "  worker       device    memory (GB)",
     ]
-    for device in plan.devices:
-        lines.append(f"  {device.role:<12} {device.device:<9} {device.total_bytes / _GB:8.2f}")
-        lines += [f"  {'':<22} {size / _GB:8.2f}  {what}" for what, size in device.memory_bytes]
+    for memory, group in groupby(plan.devices, key=lambda device: (device.role.partition("/")[0], device.memory_bytes)):
+        lines += _device_lines(list(group), memory[1])
     lines += ["", "  Memory is an estimate from shapes: allocator overhead and kernels' workspaces come on top."]
     lines += [f"  note: {note}" for note in plan.notes]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _device_lines(group: list[DevicePlan], memory: tuple[tuple[str, int], ...]) -> list[str]:
+    """Workers that need the same, in one entry."""
+    first, last = group[0], group[-1]
+    role, device = first.role, first.device
+    if len(group) > 1:
+        role += f"-{last.role.partition('/')[2]}"
+        device += f"-{last.device.partition(':')[2]}"
+    lines = [f"  {role:<12} {device:<9} {first.total_bytes / _GB:8.2f}" + ("  each" if len(group) > 1 else "")]
+    return lines + [f"  {'':<22} {size / _GB:8.2f}  {what}" for what, size in memory]

@@ -16,7 +16,7 @@ def window(scalars: list[StepScalars]) -> int:
     return max(1, min(50, len(scalars) // 10))
 
 
-def as_dict(config: Config, result: TrainResult) -> dict[str, object]:
+def as_dict(config: Config, result: TrainResult, bottleneck: str = "") -> dict[str, object]:
     """The figures of a run. Loss and accuracies: means over the first and last `window` steps."""
     rows, span = result.scalars, window(result.scalars)
     figures: dict[str, object] = {
@@ -30,6 +30,7 @@ def as_dict(config: Config, result: TrainResult) -> dict[str, object]:
         "supervised_slots_per_second": round(sum(r.supervised_slots for r in rows) / result.seconds, 1)
         if result.seconds
         else None,
+        "bottleneck": bottleneck,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
     }
     for name, part in (("first", rows[:span]), ("last", rows[-span:])):
@@ -43,14 +44,14 @@ def as_dict(config: Config, result: TrainResult) -> dict[str, object]:
     return figures
 
 
-def write(run_dir: Path, config: Config, result: TrainResult) -> None:
+def write(run_dir: Path, config: Config, result: TrainResult, bottleneck: str = "") -> None:
     """`summary.json`, and `curve.png` where matplotlib is installed."""
-    (run_dir / "summary.json").write_text(json.dumps(as_dict(config, result), indent=1), encoding="utf-8")
+    (run_dir / "summary.json").write_text(json.dumps(as_dict(config, result, bottleneck), indent=1), encoding="utf-8")
     if len(result.scalars) > 1:
         _plot(run_dir / "curve.png", config, result.scalars)
 
 
-def text(config: Config, result: TrainResult, run_dir: Path) -> str:
+def text(config: Config, result: TrainResult, run_dir: Path, bottleneck: str = "") -> str:
     """The closing lines on the terminal."""
     rows, span = result.scalars, window(result.scalars)
     if not rows:
@@ -63,6 +64,7 @@ def text(config: Config, result: TrainResult, run_dir: Path) -> str:
         f"  loss             {fmean(r.loss for r in first):8.3f} -> {fmean(r.loss for r in last):.3f}",
         f"  slot-1 accuracy  {fmean(r.slot_accuracy[0] for r in first):8.3f} -> {fmean(r.slot_accuracy[0] for r in last):.3f}",
         f"  accept length    {fmean(r.accept_length for r in first):8.3f} -> {fmean(r.accept_length for r in last):.3f}",
+        *([f"  {bottleneck}"] if bottleneck else []),
         f"  means of the first and last {span} steps; run folder {run_dir}",
     ]
     return "\n".join(lines) + "\n"

@@ -31,7 +31,6 @@ from dflash.observe.sync_scope import (
     OPERATION,
     WORK,
     Key,
-    Scope,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 
 OFF = "off"
 MONITOR = "monitor"
+CYCLE = 4
+"""Batches in the counted cycle: integers repeat, so few are enough."""
 TICK_S = 0.02
 """The monitor ticks faster than in training, so that it does so several times in every arm."""
 TICKS = 2
@@ -165,7 +166,7 @@ OUTSIDE = -2
 """Step of what belongs to no arm."""
 
 
-def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plant: str = "", cycle: int = 8) -> Proof:
+def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plant: str = "", cycle: int = CYCLE) -> Proof:
     """Run the trainer once and count every arm.
 
     Args:
@@ -278,6 +279,16 @@ def _exact(proof: Proof, arm: str) -> ExactCounts:
     )
 
 
+def answer(request: Mapping[str, Any]) -> dict[str, ExactCounts]:
+    """Count for `bench.counting`.
+
+    Args:
+        request: `config` (a dumped `Config`), `plant` (a name or ""), `arms` {name: collectors that are on}.
+    """
+    config = Config.model_validate(request["config"])
+    return exact_counts(count_arms(config, request["arms"], plant=request["plant"], cycle=request.get("cycle", CYCLE)))
+
+
 _COARSE = {
     OPERATION: "operation",
     ALLOCATION: "allocation",
@@ -292,4 +303,4 @@ def _sum(counts: Counts, *kinds: str) -> int:
     return sum(n for (_, kind, _), n in counts.items() if kind in kinds)
 
 
-__all__ = ["Proof", "Scope", "count_arms", "exact_counts"]
+__all__ = ["Proof", "answer", "count_arms", "exact_counts"]

@@ -10,6 +10,7 @@ import ast
 import hashlib
 import json
 import platform
+import shutil
 import sysconfig
 import textwrap
 import warnings
@@ -27,6 +28,7 @@ FORMAT = 1
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data", "site-packages", "dist-packages"}
 )
+PARTS = ("train.jsonl", "heldout.jsonl", "tokenizer/tokenizer.json", "meta.json")
 LEAST_LINES, MOST_LINES = 3, 120
 HELDOUT_PERCENT = 4
 LEAST_FUNCTIONS = 200
@@ -162,8 +164,9 @@ def ensure_stdlib(cache: str | Path = "cache", vocab_size: int = 4096, root: Pat
         UserError: no source, no room in the vocabulary, or a folder that cannot be written.
     """
     folder = stdlib_folder(cache, vocab_size)
-    if (folder / "meta.json").is_file():
+    if all((folder / name).exists() for name in PARTS):
         return folder
+    shutil.rmtree(folder, ignore_errors=True)  # somebody took files out of it
     functions = read_library(root)
     conversations = [function.conversation() for function in functions]
     with atomic_folder(folder) as temporary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,16 +55,21 @@ def write(folder: Path, dataset: Dataset) -> None:
 
 
 def read(folder: Path, tokenizer: Any) -> Dataset | None:
-    """The data set under `folder` with its arrays mapped from disk, or None when there is none (or a damaged one)."""
+    """The data set under `folder` with its arrays mapped from disk, or None. A damaged one is removed."""
+    if not folder.is_dir():
+        return None
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
         samples = FlatSamples(**arrays, files=tuple(meta["files"]))
         skipped = [(origin, reason) for origin, reason in meta["skipped"]]
         whole = samples.offsets[-1] == len(samples.input_ids) == len(samples.loss_mask)
-        return Dataset(samples, skipped, tokenizer, meta["cut"], meta["dropped"]) if whole else None
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
+        if whole:
+            return Dataset(samples, skipped, tokenizer, meta["cut"], meta["dropped"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
 
 
 def first(dataset: Dataset, limit: int | None) -> Dataset:

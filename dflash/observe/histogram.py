@@ -7,7 +7,7 @@ A histogram is one flat list of ints, so that a reader takes all of it with one 
     cells[3 + b]         count of bucket b
 
 Bucket b holds the value b for b < 16; above that an octave has 8 buckets of equal width, so a bucket's edge is off by
-at most 12.5% and its middle by 6.25%. 64-bit values fit: nothing is clamped and nothing is allocated while it runs.
+at most 12.5% and its middle by 6.25%. signed 64-bit values fit: nothing is clamped and nothing is allocated while it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 SUM = 2
 FIRST_BUCKET = 3
-BUCKETS = 16 + 8 * 60
+BUCKETS = 16 + 8 * 59
 
 
 def new_cells() -> list[int]:

@@ -92,8 +92,8 @@ class Monitor:
         self._started_ns = self._last_ns = self._flushed_ns = perf_counter_ns()
         for collector in self._collectors:
             if collector.on:
-                # A first reading to count from; its values are of no use.
-                self._ask(collector, partial(collector.sample, self._started_ns))
+                # A first reading to count from, before the workers move.
+                self._ask(collector, partial(collector.tick, self._started_ns))
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -118,9 +118,10 @@ class Monitor:
     def _loop(self) -> None:
         due = time.perf_counter() + self._tick_s
         while not self._stop.wait(max(0.0, due - time.perf_counter())):
-            self._guarded_tick((time.perf_counter() - due) * 1e3)
-            # After a long stall: go on from now, do not hurry through the ticks missed.
-            due = max(due + self._tick_s, time.perf_counter())
+            woken = time.perf_counter()
+            self._guarded_tick((woken - due) * 1e3)
+            # After a stall go on from when it ended, and do not hurry through the ticks missed.
+            due = max(due, woken - self._tick_s) + self._tick_s
         self._guarded_tick(0.0, last=True)
 
     def _guarded_tick(self, lateness_ms: float, last: bool = False) -> None:
@@ -138,7 +139,7 @@ class Monitor:
         values: dict[str, float] = {}
         for collector in self._collectors:
             if collector.on:
-                values.update(self._ask(collector, partial(collector.sample, now_ns)))
+                values.update(self._ask(collector, partial(collector.tick, now_ns)))
         values.update(self._self_report(lateness_ms))
         seconds, self._last_ns = (now_ns - self._last_ns) / 1e9, now_ns
         self._window.add(values, seconds, self._find)

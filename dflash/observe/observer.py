@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections import deque
@@ -16,7 +17,7 @@ from dflash.errors import UserError, nearest
 from dflash.observe.accounting import SHARED, Account
 from dflash.observe.bottleneck import find_bottleneck
 from dflash.observe.collectors.base import Collector, Sources
-from dflash.observe.metric import Metric, find_metric
+from dflash.observe.metric import find_metric
 from dflash.observe.monitor import Monitor, Totals
 from dflash.observe.outbox import SinkThread
 from dflash.observe.recorder import WorkerRecorder
@@ -38,6 +39,7 @@ class Summary:
     Attributes:
         bottleneck: in words, over the whole run.
         values: every key over the whole run: sums of deltas, means of the rest.
+        accounted_percent: share of the wall time that the observability took itself; see `accounting`.
         dropped: rows lost, by sink.
         failed: collectors that were switched off by an error, with the error.
     """
@@ -46,6 +48,7 @@ class Summary:
     ticks: int
     bottleneck: str
     values: dict[str, float] = field(default_factory=dict)
+    accounted_percent: dict[str, float] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -68,7 +71,6 @@ class Observer:
         self._late_dropped = 0
         self._failed: dict[str, str] = {}
         self._sinks = [SinkThread(sink) for sink in (make_sinks(config, run_dir, roles) if sinks is None else sinks)]
-        self._meanings: dict[str, Metric | None] = {}
         self._started = False
         self._ended: Summary | None = None
         self._monitor = Monitor(
@@ -145,21 +147,6 @@ class Observer:
         """Which collectors are on."""
         return {collector.name: collector.on for collector in self._collectors}
 
-    @property
-    def collectors(self) -> tuple[Collector, ...]:
-        """The collectors, for the harness to time."""
-        return tuple(self._collectors)
-
-    @property
-    def recorders(self) -> tuple[WorkerRecorder, ...]:
-        """The workers' recorders, likewise."""
-        return tuple(self._sources.recorders)
-
-    def cpu_share(self) -> float:
-        """CPU seconds of the monitor's and the sinks' threads per second since the start."""
-        elapsed_s = self._monitor.elapsed_s
-        return self._totals().cpu_s / elapsed_s if elapsed_s > 0 else 0.0
-
     def late(self, step: int, values: dict[str, float]) -> None:
         """Training scalars of `step`, host numbers. Never waits."""
         if len(self._late) == _LATE:
@@ -194,8 +181,7 @@ class Observer:
         if self._started and self._ended is None:
             self._monitor.stop()
             self._ended = self._summarise()
-            told = {"ticks": self._ended.ticks, "bottleneck": self._ended.bottleneck, "failed": self._ended.failed}
-            self._monitor.send("summary", told)
+            self._monitor.send("summary", dataclasses.asdict(self._ended))
             for sink in self._sinks:
                 sink.outbox.close()
             for sink in self._sinks:
@@ -220,10 +206,10 @@ class Observer:
 
     def _fail(self, collector: Collector, error: Exception) -> None:
         with self._lock:
-            collector.on = False
             try:
                 collector.switch(False)
             except Exception:
+                collector.on = False
                 logger.debug("switching off %s failed too", collector.name, exc_info=True)
         self._failed[collector.name] = f"{type(error).__name__}: {error}"
         self.event(f"collector {collector.name} is off: {type(error).__name__}: {error}")
@@ -246,6 +232,7 @@ class Observer:
             ticks=self._monitor.ticks,
             bottleneck=find_bottleneck(values, elapsed_s).text,
             values=values,
+            accounted_percent=self.accounted_percent(),
             dropped={sink.sink.name: sink.dropped for sink in self._sinks},
             failed=dict(self._failed),
         )

@@ -219,6 +219,7 @@ class WorkerRecorder:
         self.memory_calls = self.memory_ns = 0
         self.gpu_span_ns = 0.0
         self.fault: tuple[str, Exception] | None = None
+        self._timing = False
         self._ring = ring
         self._pool: EventPool | None = EventPool(device) if device.is_cuda else None
         self._warm = False
@@ -238,7 +239,14 @@ class WorkerRecorder:
                 self.timers[name] = CudaStageTimer(name, self._pool)
             else:
                 self.timers[name] = StageTimer(name)
+            self.timers[name].switch(self._timing)
         return self.timers[name]
+
+    def switch_timers(self, on: bool) -> None:
+        """Switch all stages, those still to come too; from any thread."""
+        self._timing = on
+        for timer in tuple(self.timers.values()):
+            timer.switch(on)
 
     def gpu_busy_ns(self) -> int | None:
         """Cumulative time of the stages on the GPU's stream, as far as it has been read; None without such a stage."""

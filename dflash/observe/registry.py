@@ -1,4 +1,4 @@
-"""The one list of collectors, and what every key means. `python -m dflash.observe.registry` prints docs/metrics.md."""
+"""The one list of collectors, and what every key means; `metrics_page` makes docs/metrics.md of it."""
 
 from __future__ import annotations
 

@@ -157,8 +157,8 @@ class Screen:
     def _gpu(self, index: int) -> str:
         shown = (("util_pct", "{:3.0f}%"), ("mem_used_gb", "{:.1f}GB"), ("power_w", "{:.0f}W"), ("temp_c", "{:.0f}°C"))
         parts = [form.format(self.values[key]) for name, form in shown if (key := f"gpu/{index}/{name}") in self.values]
-        hot = [name for name in ("power", "thermal_sw", "thermal_hw") if self.values.get(f"gpu/{index}/throttle_{name}")]
-        parts += [f"held by {name.partition('_')[0]}" for name in hot[:1]]
+        caps = (("power", "power cap"), ("thermal_sw", "heat cap"), ("thermal_hw", "heat cap"))
+        parts += [word for name, word in caps if self.values.get(f"gpu/{index}/throttle_{name}")][:1]
         return f"gpu {index} {' '.join(parts)}" if parts else ""
 
 

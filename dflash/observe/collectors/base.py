@@ -54,14 +54,15 @@ class Collector:
         self.sources = sources
         self.on = False
         self.cpu_ns = 0
+        self._fresh = True
         self._on_since_ns = 0
         self._on_ns = 0
 
     def switch(self, on: bool) -> None:
-        """Throw the switch of the collector and of its instruments. Called under the observer's lock."""
+        """Throw the switch of the collector and of its instruments. Called under the observer's lock, from any thread."""
         now_ns = perf_counter_ns()
         if on and not self.on:
-            self.reset()
+            self._fresh = True
             self._on_since_ns = now_ns
         elif self.on and not on:
             self._on_ns += now_ns - self._on_since_ns
@@ -75,8 +76,17 @@ class Collector:
     def throw(self, on: bool) -> None:
         """Switch the instruments in the workers' paths; also called when a new recorder or queue arrives."""
 
+    def tick(self, now_ns: int) -> dict[str, float]:
+        """`sample`; the first one after switching on is only a reading to count from. The monitor's thread alone."""
+        if not self._fresh:
+            return self.sample(now_ns)
+        self._fresh = False
+        self.reset()
+        self.sample(now_ns)
+        return {}
+
     def reset(self) -> None:
-        """Forget what was counted before: the first sample after switching on covers only the time since."""
+        """Forget what was counted before it was switched on."""
 
     def sample(self, now_ns: int) -> dict[str, float]:
         """Values since the last sample. `now_ns` is `perf_counter_ns` of the tick."""

@@ -39,7 +39,10 @@ class _Counts:
 
 
 class BatchCollector(Collector):
-    """Takes deltas of the prefetcher's counters."""
+    """What is in the batches, counted on the host before anything moves to a device.
+
+    Takes deltas of the prefetcher's counters.
+    """
 
     name = "batch"
     metrics: ClassVar[tuple[Metric, ...]] = (

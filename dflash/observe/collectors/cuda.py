@@ -23,7 +23,10 @@ _COUNTS = {
 
 
 class CudaCollector(Collector):
-    """Asks one worker of each device for a snapshot, and reads at the next tick what it left."""
+    """The caching allocator of every CUDA device in use; `{i}` is CUDA's index.
+
+    Asks one worker of each device for a snapshot, and reads at the next tick what it left.
+    """
 
     name = "cuda"
     metrics: ClassVar[tuple[Metric, ...]] = (

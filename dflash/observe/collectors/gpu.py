@@ -29,7 +29,10 @@ SLOW_S = 2.0
 
 
 class GpuCollector(Collector):
-    """Wakes the GPUs' readers at each tick and reports what they read since the last one."""
+    """Utilisation, memory, power, temperature and throttling of the GPUs in use; `{i}` is CUDA's index.
+
+    Wakes the GPUs' readers at each tick and reports what they read since the last one.
+    """
 
     name = "gpu"
     metrics: ClassVar[tuple[Metric, ...]] = (

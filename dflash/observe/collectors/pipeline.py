@@ -24,7 +24,10 @@ class _Counts:
 
 
 class PipelineCollector(Collector):
-    """Reads the queue's counters; the queue's own switch turns its wait clocks on and off."""
+    """The four signals of the shared queue (depth, age, both waits), how mixed it is, and how full the prefetcher is.
+
+    Reads the queue's counters; the queue's own switch turns its wait clocks on and off.
+    """
 
     name = "pipeline"
     metrics: ClassVar[tuple[Metric, ...]] = (

@@ -10,40 +10,41 @@ from dflash.observe.histogram import FIRST_BUCKET, HistogramReader, Window
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import CudaStageTimer, StageTimer
 
+_EVENTS = "CUDA event pairs on the worker's stream, read once passed; on the CPU the host clock"
+_HOST = "host clock"
 STAGES = {
-    "target.model_forward": ("forward of the target up to its last tapped layer", "events"),
-    "target.pack_hidden": ("packing of the tapped hidden states into their buffer", "events"),
-    "target.cpu_copy_enqueue": ("enqueueing the hand-over of a batch to the drafters; the copy itself runs on", "host"),
-    "drafter.queue_get": ("from first wanting a batch to having it", "host"),
-    "drafter.forward": ("forward of the drafter and loss, the gradient at its hidden states included", "events"),
-    "drafter.backward": ("backward of the drafter", "events"),
-    "drafter.optimizer_step": ("averaging of gradients, clipping, optimizer step", "events"),
+    "target.model_forward": ("forward of the target up to its last tapped layer", _EVENTS),
+    "target.pack_hidden": ("packing of the tapped hidden states into their buffer", _EVENTS),
+    "target.cpu_copy_enqueue": ("enqueueing of the hand-over to the drafters (the copy itself runs on)", _HOST),
+    "drafter.queue_get": ("wait of a drafter from first wanting a batch to having it", _HOST),
+    "drafter.forward": ("forward of the drafter and its loss", _EVENTS),
+    "drafter.backward": ("backward of the drafter", _EVENTS),
+    "drafter.optimizer_step": ("gradient clipping and optimizer step", _EVENTS),
 }
-SOURCES = {
-    "events": "CUDA event pairs on the worker's stream, read when passed (CPU: host clock)",
-    "host": "host clock (perf_counter_ns)",
-}
+_ANY = "profile/{stage}"
 
 
 def _metrics() -> tuple[Metric, ...]:
-    found = []
-    for stage, (what, clock) in STAGES.items():
-        key, source = f"profile/{stage}", SOURCES[clock]
-        weight = f"{key}_count"
-        found += [
-            Metric(f"{key}_ms", "ms", "instant", f"mean time of {what}", source, weight=weight),
-            Metric(f"{key}_ms_max", "ms", "instant", f"longest {what}", source, reduce="max"),
-            *(
-                Metric(f"{key}_ms_p{p}", "ms", "instant", f"{p}% of times of {what} were at most this", source, "none")
-                for p in (50, 95, 99)
-            ),
-            Metric(f"{key}_count", "spans", "delta", f"times of {what}", source),
-        ]
-    return tuple(found)
+    means = (
+        Metric(f"profile/{stage}_ms", "ms", "instant", f"mean {what}", source, weight=f"profile/{stage}_count")
+        for stage, (what, source) in STAGES.items()
+    )
+    return (
+        *means,
+        Metric(f"{_ANY}_ms_max", "ms", "instant", "longest of the stage", "as the mean", reduce="max"),
+        *(
+            Metric(f"{_ANY}_ms_p{p}", "ms", "instant", f"{p}% took at most this", "as the mean; within 6%", reduce="none")
+            for p in (50, 95, 99)
+        ),
+        Metric(f"{_ANY}_count", "spans", "delta", "how many the others are of", "as the mean"),
+    )
 
 
 class ProfileCollector(Collector):
-    """Merges the histograms of all workers of a role; quantiles of a flush window come from its merged buckets."""
+    """How long each stage of the workers takes, over all workers of a role.
+
+    Merges the workers' histograms; quantiles of a flush window come from its merged buckets.
+    """
 
     name = "profile"
     metrics: ClassVar[tuple[Metric, ...]] = _metrics()
@@ -57,8 +58,8 @@ class ProfileCollector(Collector):
         return [timer for recorder in self.sources.recorders for timer in tuple(recorder.timers.values())]
 
     def throw(self, on: bool) -> None:
-        for timer in self._timers():
-            timer.switch(on)
+        for recorder in self.sources.recorders:
+            recorder.switch_timers(on)
 
     def reset(self) -> None:
         self._window.clear()
@@ -71,7 +72,6 @@ class ProfileCollector(Collector):
             known = self._readers.get(id(timer))
             if known is None:
                 known = self._readers[id(timer)] = (timer, HistogramReader(timer))
-                timer.switch(self.on)
             window = known[1].read()
             if window.counts:
                 merged.setdefault(timer.name, Window()).add(window)

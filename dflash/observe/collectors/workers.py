@@ -19,13 +19,14 @@ _COUNTERS = "the worker's own counters"
 
 def _metrics() -> tuple[Metric, ...]:
     found: list[Metric] = []
-    for role, unit in (("target", "batch"), ("drafter", "optimizer step")):
+    for role, unit in (("target", "batches"), ("drafter", "steps")):
         key = f"{role}/{{i}}"
+        place = "place in the plan of the batch in hand" if role == "target" else "optimizer step reached"
         found += [
             Metric(f"{key}/batches", "batches", "delta", "batches finished", _COUNTERS),
             Metric(f"{key}/tokens", "tokens", "delta", "real (non-padding) tokens of those batches", _COUNTERS),
             Metric(f"{key}/samples", "samples", "delta", "samples of those batches", _COUNTERS),
-            Metric(f"{key}/step", f"{unit}s", "instant", f"{unit} reached", _COUNTERS, reduce="last"),
+            Metric(f"{key}/step", unit, "instant", place, _COUNTERS, reduce="last"),
             Metric(
                 f"{key}/busy_s",
                 "s",
@@ -69,7 +70,10 @@ class _Counts:
 
 
 class WorkersCollector(Collector):
-    """Takes deltas of each worker's single-writer counters."""
+    """What every target and every drafter does with its time, and how even the work is.
+
+    Takes deltas of each worker's single-writer counters.
+    """
 
     name = "workers"
     metrics: ClassVar[tuple[Metric, ...]] = _metrics()

@@ -7,6 +7,8 @@ in the run's folder and `wandb sync` uploads it later.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import logging
 import os
@@ -46,13 +48,10 @@ class WandbSink(Sink):
         quiet_stats: bool,
         timeout_s: float,
     ) -> None:
-        # Reporting W&B's own errors to the server is one more thing that waits for it. Importing takes a second of the
-        # interpreter's lock: done here, before the workers start.
+        # Reporting W&B's own errors to the server is one more thing that waits for it.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         os.environ.setdefault("WANDB_SILENT", "true")
-        import wandb
-
-        self._wandb = wandb
+        self._wandb = _import_wandb()
         self._run_dir, self._project, self._mode = run_dir, project, mode
         self._families, self._quiet_stats, self._timeout_s = tuple(families), quiet_stats, timeout_s
         # An `init` under way with its grace period, and a `finish`.
@@ -142,6 +141,15 @@ class WandbSink(Sink):
     def _settings_of_run(self) -> dict[str, Any]:
         path = self._run_dir / "config.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _import_wandb() -> Any:
+    """Importing takes a second of the interpreter's lock, so before the workers start; `init` imports the launch part itself."""
+    import wandb
+
+    with contextlib.suppress(ImportError):
+        importlib.import_module("wandb.sdk.launch")
+    return wandb
 
 
 def _plain(value: Any) -> bool:

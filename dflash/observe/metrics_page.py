@@ -1,0 +1,78 @@
+"""docs/metrics.md, made from the registry: `python -m dflash.observe.metrics_page > docs/metrics.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash.observe.metric import Metric
+from dflash.observe.monitor import METRICS as MONITOR_METRICS
+from dflash.observe.registry import COLLECTORS, TRAIN_METRICS
+
+_HEAD = """\
+# Metrics
+
+<!-- Made by `python -m dflash.observe.metrics_page > docs/metrics.md`; a test compares. -->
+
+Every key that a run can report: what it counts, in which unit, where it comes from. A value that is not available is absent,
+never 0. `{i}` is a worker's or a GPU's number, `{k}` a slot of the block. GB is 1e9 bytes.
+
+**Kinds.** *instant*: a state at the sample. *delta*: what came since the last sample. *rate*: a delta per second. *ratio*: of
+two numbers.
+
+**Ticks and rows.** The monitor samples every `observe.tick_s` (1 s); the terminal shows each tick. Every `observe.flush_s`
+(10 s) the ticks become one row for the other sinks, the same row for each: deltas add up, the rest is averaged over the time it
+was there (ratios by their denominator, so that a row's ratio is that of the whole window), maxima stay maxima, and quantiles
+are taken over everything in the window. Training scalars come one row a step; W&B gets at most one of them a second.
+
+**Switches.** `observe.collectors` names the collectors that are on at the start; `Observer.switch(name, on)` throws a switch
+while training runs. `train/*` and `monitor/*` are always on.
+"""
+
+_TAIL = """\
+## metrics.jsonl
+
+One JSON object a line in the run's folder: `kind` (`run`, `metrics`, `train`, `event`, `summary`), `elapsed_s`, `step`,
+`values`. JSON has no NaN and no infinities: they are the strings `NaN`, `Infinity`, `-Infinity`. A line is with the operating
+system when it is written; `fsync` runs at most once a minute and at the end.
+
+## In Weights & Biases
+
+`train/*` is drawn over `train/step`, everything else over `monitor/elapsed_s`; `monitor/step` is in every row, so any panel can
+be switched to steps. Panels are grouped by the first part of the key: one section for each of profile, gpu, pipeline, target,
+drafter, batch, cuda, train, monitor. To have a section for each worker (`target/0`, `target/1`), choose *Organise panels by: last
+prefix* in the workspace's settings. Four panels that answer "why are the GPUs idle?":
+
+| panel | keys | reads |
+|---|---|---|
+| who waits | `pipeline/consumer_wait_s`, `pipeline/producer_wait_s` | consumers: targets or data are slow; producers: drafters |
+| is data late | `pipeline/prefetch_fill_ratio`, `target/*/wait_in_s` | empty prefetcher and waiting targets: collation is slow |
+| what each could do | `*/*/capacity_tokens_per_second`, `*/*/tokens_per_second` | the lowest capacity sets the pace |
+| spikes | `profile/*_ms_p99`, `profile/*_ms_p50` | far apart: some steps stall |
+
+W&B's own sampling of the GPUs is off while the `gpu` collector is on at the start, so that NVML is asked once.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for collector in COLLECTORS:
+        summary = (collector.__doc__ or "").split("\n\n")[0].strip()
+        parts.append(f"## {collector.name}\n\n{_one_line(summary)}\n\n{_table(collector.metrics)}")
+    parts.append(f"## train\n\nAlways on; come some steps late, tagged with their own step.\n\n{_table(TRAIN_METRICS)}")
+    parts.append(f"## monitor\n\nThe monitor reports on itself. Always on.\n\n{_table(MONITOR_METRICS)}")
+    parts.append(_TAIL)
+    return "\n".join(parts)
+
+
+def _table(metrics: Sequence[Metric]) -> str:
+    rows = [f"| `{one.key}` | {one.unit} | {one.kind} | {one.meaning} | {one.source} |" for one in metrics]
+    return "\n".join(["| key | unit | kind | meaning | source |", "|---|---|---|---|---|", *rows, ""])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    print(render(), end="")

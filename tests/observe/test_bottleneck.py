@@ -1,0 +1,55 @@
+"""The line that names the slow side, from the numbers of a dashboard."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash.observe.bottleneck import find_bottleneck
+
+
+def values(
+    targets: list[tuple[float, float, float]], drafters: list[tuple[float, float, float]], prefetch: float
+) -> dict[str, float]:
+    """(busy, wait in, wait out) of each worker over one second."""
+    found = {"pipeline/prefetch_fill_ratio": prefetch}
+    for role, workers in (("target", targets), ("drafter", drafters)):
+        for index, parts in enumerate(workers):
+            names = zip(("busy_s", "wait_in_s", "wait_out_s"), parts, strict=True)
+            found |= {f"{role}/{index}/{name}": value for name, value in names}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("targets", "drafters", "prefetch", "text"),
+    [
+        ([(0.99, 0.01, 0.0)], [(0.59, 0.41, 0.0)], 1.0, "bottleneck: target side, drafters idle 41%"),
+        ([(0.3, 0.0, 0.7)], [(0.99, 0.01, 0.0)], 1.0, "bottleneck: drafter side, targets idle 70%"),
+        ([(0.2, 0.8, 0.0)], [(0.1, 0.9, 0.0)], 0.0, "bottleneck: data side (prefetcher), targets idle 80%, drafters idle 90%"),
+        ([(0.6, 0.0, 0.4)], [(0.6, 0.4, 0.0)], 1.0, "bottleneck: hand-over, targets idle 40%, drafters idle 40%"),
+        ([(0.97, 0.0, 0.03)], [(0.95, 0.05, 0.0)], 1.0, "no bottleneck, targets idle 3%, drafters idle 5%"),
+        # Several workers: the mean of a side.
+        ([(1.0, 0.0, 0.0)] * 5, [(0.5, 0.5, 0.0), (0.7, 0.3, 0.0)], 1.0, "bottleneck: target side, drafters idle 40%"),
+        # Busy targets and an empty prefetcher: the targets are slow, whatever the prefetcher's level says.
+        ([(0.96, 0.04, 0.0)], [(0.5, 0.5, 0.0)], 0.0, "bottleneck: target side, drafters idle 50%"),
+    ],
+)
+def test_names_the_slow_side(
+    targets: list[tuple[float, float, float]], drafters: list[tuple[float, float, float]], prefetch: float, text: str
+) -> None:
+    assert find_bottleneck(values(targets, drafters, prefetch), 1.0).text == text
+
+
+def test_waits_serve_where_busy_time_is_not_known() -> None:
+    known = values([(0.9, 0.0, 0.1)], [(0.5, 0.5, 0.0)], 1.0)
+    without = {key: value for key, value in known.items() if not key.endswith("busy_s")}
+    assert find_bottleneck(without, 1.0).text == "bottleneck: target side, drafters idle 50%"
+
+
+def test_is_scaled_by_the_window() -> None:
+    known = {key: value * 10 for key, value in values([(0.99, 0.0, 0.0)], [(0.6, 0.4, 0.0)], 0.1).items()}
+    assert find_bottleneck(known, 10.0).text == "bottleneck: target side, drafters idle 40%"
+
+
+def test_is_unknown_without_the_workers_collector() -> None:
+    assert find_bottleneck({"pipeline/prefetch_fill_ratio": 1.0}, 1.0).side == "unknown"
+    assert find_bottleneck({}, 0.0).side == "unknown"

@@ -1,0 +1,302 @@
+"""What each collector makes of what it reads; what is not known is absent."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dflash.device import Device
+from dflash.observe.collectors.batch import BatchCollector
+from dflash.observe.collectors.cuda import CudaCollector
+from dflash.observe.collectors.pipeline import PipelineCollector, entropy_bits
+from dflash.observe.collectors.profile import ProfileCollector
+from dflash.observe.collectors.workers import WorkersCollector
+from dflash.observe.recorder import WorkerRecorder
+from tests.observe.parts import FakeDevice, FakePrefetcher, FakeQueue, recorder_on, sources
+
+SECOND = 1_000_000_000
+
+
+def on(collector: Any, now_ns: int = 0) -> Any:
+    """Switched on and primed at `now_ns`."""
+    collector.switch(True)
+    assert collector.tick(now_ns) == {}
+    return collector
+
+
+# -- pipeline ---------------------------------------------------------------------------------------------------------
+
+
+def test_pipeline_reads_depth_mix_age_and_deficit() -> None:
+    source = sources()
+    source.queue, source.prefetcher = FakeQueue(), FakePrefetcher(capacity=4, ready=3)
+    collector = on(PipelineCollector(source))
+    assert source.queue.count
+    source.queue.buckets = {128: 3, 256: 3, 512: 0}
+    source.queue.oldest = 4 * SECOND
+    values = collector.tick(6 * SECOND)
+    assert values["pipeline/hs_queue_depth"] == 6
+    assert values["pipeline/hs_queue_fill_ratio"] == 0.25
+    assert values["pipeline/hs_ready_deficit"] == 4
+    assert values["pipeline/hs_bucket_nonempty_count"] == 2
+    assert values["pipeline/hs_bucket_entropy"] == pytest.approx(1.0)
+    assert values["pipeline/hs_oldest_age_s"] == pytest.approx(2.0)
+    assert values["pipeline/prefetch_fill_ratio"] == 0.75
+    assert "pipeline/target_to_drafter_batch_ratio" not in values
+
+
+def test_pipeline_of_an_empty_queue_has_no_age_and_no_entropy() -> None:
+    source = sources()
+    source.queue = FakeQueue()
+    values = on(PipelineCollector(source)).tick(SECOND)
+    assert values["pipeline/hs_queue_depth"] == 0
+    assert "pipeline/hs_oldest_age_s" not in values
+    assert "pipeline/hs_bucket_entropy" not in values
+    assert "pipeline/prefetch_fill_ratio" not in values
+
+
+def test_pipeline_counts_a_wait_while_it_lasts_and_only_once() -> None:
+    source = sources()
+    queue = source.queue = FakeQueue()
+    collector = on(PipelineCollector(source))
+    queue.counters.consumer_since_ns[0] = int(0.5 * SECOND)
+    first = collector.tick(SECOND)["pipeline/consumer_wait_s"]
+    second = collector.tick(2 * SECOND)["pipeline/consumer_wait_s"]
+    queue.counters.consumer_since_ns[0] = 0
+    queue.counters.consumer_wait_ns += 2 * SECOND
+    queue.counters.put_count, queue.counters.get_count = 6, 4
+    third = collector.tick(3 * SECOND)
+    assert (first, second, third["pipeline/consumer_wait_s"]) == pytest.approx((0.5, 1.0, 0.5))
+    assert third["pipeline/producer_wait_s"] == 0.0
+    assert third["pipeline/target_to_drafter_batch_ratio"] == 1.5
+
+
+def test_pipeline_switched_off_takes_the_clocks_off_the_queue() -> None:
+    source = sources()
+    source.queue = FakeQueue()
+    collector = on(PipelineCollector(source))
+    collector.switch(False)
+    assert not source.queue.count
+
+
+def test_entropy() -> None:
+    assert entropy_bits([5]) == 0.0
+    assert entropy_bits([2, 2, 2, 2]) == pytest.approx(2.0)
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def make_workers() -> tuple[WorkersCollector, list[WorkerRecorder]]:
+    source = sources(targets=("cpu", "cpu:1"), drafters=("cpu:2",))
+    source.recorders = [WorkerRecorder("target", i, Device("cpu")) for i in range(2)]
+    source.recorders.append(WorkerRecorder("drafter", 0, Device("cpu")))
+    return on(WorkersCollector(source)), source.recorders
+
+
+def test_workers_reports_every_target_and_drafter() -> None:
+    collector, (first, second, drafter) = make_workers()
+    assert first.count
+    assert drafter.count
+    first.tokens, first.batches, first.busy_ns = 3000, 3, SECOND
+    second.tokens, second.batches, second.busy_ns, second.wait_out_ns = 1000, 1, SECOND // 2, SECOND
+    drafter.tokens, drafter.step, drafter.wait_in_ns, drafter.busy_ns = 4000, 17, SECOND // 2, int(1.5 * SECOND)
+    values = collector.tick(2 * SECOND)
+    assert values["target/0/tokens_per_second"] == 1500
+    assert values["target/0/capacity_tokens_per_second"] == 3000
+    assert values["target/1/capacity_tokens_per_second"] == 2000
+    assert values["target/1/wait_out_s"] == 1.0
+    assert values["target/skew"] == 1.5
+    assert values["drafter/0/step"] == 17
+    assert values["drafter/0/wait_in_s"] == 0.5
+    assert values["drafter/0/busy_s"] == 1.5
+    assert "drafter/skew" not in values
+
+
+def test_workers_without_progress_has_no_capacity_rather_than_zero() -> None:
+    collector, _ = make_workers()
+    values = collector.tick(SECOND)
+    assert values["target/0/tokens"] == 0
+    assert "target/0/capacity_tokens_per_second" not in values
+    assert "target/skew" not in values
+
+
+def test_workers_sees_a_worker_that_is_stuck() -> None:
+    collector, (_, _, drafter) = make_workers()
+    drafter.wait_in_since_ns = SECOND // 4
+    assert collector.tick(SECOND)["drafter/0/wait_in_s"] == 0.75
+    assert collector.tick(2 * SECOND)["drafter/0/wait_in_s"] == 1.0
+
+
+def test_workers_on_cuda_take_busy_time_from_the_stream_or_not_at_all() -> None:
+    source = sources(targets=("cuda:0",))
+    device = FakeDevice()
+    recorder = recorder_on(device)
+    timer = recorder.timer("target.model_forward", gpu=True)
+    source.recorders = [recorder]
+    recorder.warm()
+    collector = on(WorkersCollector(source))
+    recorder.busy_ns = SECOND
+    assert "target/0/busy_s" not in collector.tick(SECOND)
+    recorder.switch_timers(True)
+    collector.tick(2 * SECOND)
+    timer.start()
+    timer.stop()
+    device.gpu.finish()
+    recorder.step_boundary()
+    assert collector.tick(3 * SECOND)["target/0/busy_s"] == pytest.approx(0.001)
+
+
+# -- batch ------------------------------------------------------------------------------------------------------------
+
+
+def make_batch(lengths: tuple[int, ...], bucket: int, loss_tokens: int) -> Any:
+    tokens = sum(lengths)
+    padded = bucket * len(lengths)
+    return SimpleNamespace(tokens=tokens, padded_tokens=padded, loss_tokens=loss_tokens, supervised_slots=0, lengths=lengths)
+
+
+def test_batch_reports_from_the_prefetchers_counts() -> None:
+    source = sources()
+    prefetcher = source.prefetcher = FakePrefetcher(longest=512)
+    prefetcher.counters.add(make_batch((1, 1), 128, 1))
+    collector = on(BatchCollector(source))
+    prefetcher.counters.add(make_batch((100, 120), 128, 110))
+    prefetcher.counters.add(make_batch((200, 220), 256, 100))
+    values = collector.tick(SECOND)
+    assert values["batch/batches"] == 2
+    assert values["batch/tokens"] == 640
+    assert values["batch/loss_token_fraction"] == pytest.approx(210 / 640)
+    assert values["batch/padding_efficiency"] == pytest.approx(640 / 768)
+    assert values["batch/size"] == 2
+    assert values["batch/length_p50"] == 120
+    assert values["batch/length_p95"] == 220
+    assert collector.flush()["batch/length_p50"] == 120
+    assert collector.flush() == {}
+
+
+def test_batch_of_a_quiet_tick_has_no_ratios() -> None:
+    source = sources()
+    source.prefetcher = FakePrefetcher()
+    values = on(BatchCollector(source)).tick(SECOND)
+    assert values == {"batch/batches": 0.0, "batch/tokens": 0.0, "batch/padded_tokens": 0.0}
+
+
+def test_batch_switched_off_stops_the_counting() -> None:
+    source = sources()
+    source.prefetcher = FakePrefetcher()
+    collector = on(BatchCollector(source))
+    assert source.prefetcher.counters.count
+    collector.switch(False)
+    assert not source.prefetcher.counters.count
+
+
+# -- cuda -------------------------------------------------------------------------------------------------------------
+
+
+def snapshot(allocs: int = 5, **left_out: bool) -> dict[str, Any]:
+    stats: dict[str, Any] = {
+        "allocated_bytes": {"all": {"current": 2_000_000_000, "peak": 3_000_000_000}},
+        "reserved_bytes": {"all": {"current": 4_000_000_000, "peak": 5_000_000_000}},
+        "inactive_split_bytes": {"all": {"current": 500_000_000}},
+        "num_alloc_retries": 1,
+        "num_device_alloc": allocs,
+    }
+    return {key: value for key, value in stats.items() if key not in left_out}
+
+
+def answer(recorder: WorkerRecorder, stats: dict[str, Any]) -> None:
+    """What a worker does at its step boundary."""
+    if recorder.want_memory:
+        recorder.want_memory = False
+        recorder.memory = stats
+
+
+def test_cuda_reports_what_a_worker_left_and_asks_once_a_tick() -> None:
+    source = sources(targets=("cuda:3",))
+    recorder = recorder_on(FakeDevice(3))
+    source.recorders = [recorder]
+    collector = on(CudaCollector(source))
+    answer(recorder, snapshot(allocs=5))
+    first = collector.tick(SECOND)
+    assert first["cuda/3/allocated_gb"] == 2.0
+    assert first["cuda/3/reserved_gb"] == 4.0
+    assert first["cuda/3/max_reserved_gb"] == 5.0
+    assert first["cuda/3/inactive_split_gb"] == 0.5
+    assert "cuda/3/device_allocs" not in first
+    answer(recorder, snapshot(allocs=8))
+    second = collector.tick(2 * SECOND)
+    assert second["cuda/3/device_allocs"] == 3
+    assert second["cuda/3/alloc_retries"] == 0
+    # No step since: nothing to say, rather than the old numbers again.
+    assert collector.tick(3 * SECOND) == {}
+
+
+def test_cuda_asks_another_worker_of_the_device_when_one_has_ended() -> None:
+    source = sources(targets=("cuda:0",), drafters=("cuda:0",))
+    target, drafter = recorder_on(FakeDevice(0)), recorder_on(FakeDevice(0), "drafter")
+    source.recorders = [target, drafter]
+    collector = on(CudaCollector(source))
+    assert target.want_memory
+    assert not drafter.want_memory
+    collector.tick(SECOND)
+    assert not target.want_memory
+    answer(drafter, snapshot())
+    assert "cuda/0/allocated_gb" in collector.tick(2 * SECOND)
+
+
+def test_cuda_leaves_out_what_an_allocator_does_not_tell() -> None:
+    source = sources(targets=("cuda:0",))
+    recorder = recorder_on(FakeDevice(0))
+    source.recorders = [recorder]
+    collector = on(CudaCollector(source))
+    answer(recorder, snapshot(inactive_split_bytes=True, num_device_alloc=True))
+    values = collector.tick(SECOND)
+    assert "cuda/0/inactive_split_gb" not in values
+    assert "cuda/0/allocated_gb" in values
+
+
+def test_cuda_on_the_cpu_says_nothing() -> None:
+    source = sources()
+    source.recorders = [WorkerRecorder("target", 0, Device("cpu"))]
+    assert on(CudaCollector(source)).tick(SECOND) == {}
+
+
+# -- profile ----------------------------------------------------------------------------------------------------------
+
+
+def test_profile_merges_the_workers_of_a_role() -> None:
+    source = sources(targets=("cpu", "cpu:1"))
+    source.recorders = [WorkerRecorder("target", index, Device("cpu")) for index in range(2)]
+    timers = [recorder.timer("target.model_forward", gpu=True) for recorder in source.recorders]
+    collector = on(ProfileCollector(source))
+    assert all(timer.on for timer in timers)
+    timers[0].add(2_000_000)
+    timers[1].add(4_000_000)
+    values = collector.tick(SECOND)
+    assert values["profile/target.model_forward_ms"] == pytest.approx(3.0)
+    assert values["profile/target.model_forward_ms_max"] == pytest.approx(4.0)
+    assert values["profile/target.model_forward_count"] == 2
+    assert collector.tick(2 * SECOND) == {}
+    timers[0].add(9_000_000)
+    collector.tick(3 * SECOND)
+    window = collector.flush()
+    assert window["profile/target.model_forward_count"] == 3
+    assert window["profile/target.model_forward_ms"] == pytest.approx(5.0)
+    assert collector.flush() == {}
+
+
+def test_profile_switched_on_again_leaves_out_what_was_before() -> None:
+    source = sources()
+    source.recorders = [WorkerRecorder("target", 0, Device("cpu"))]
+    timer = source.recorders[0].timer("target.model_forward")
+    collector = on(ProfileCollector(source))
+    timer.add(1_000_000)
+    collector.switch(False)
+    timer.add(1_000_000)
+    collector.switch(True)
+    assert collector.tick(SECOND) == {}
+    timer.add(5_000_000)
+    assert collector.tick(2 * SECOND)["profile/target.model_forward_count"] == 1

@@ -1,0 +1,359 @@
+"""The monitor and the observer: windows, faults that stay where they are, switches while it runs, drops that are counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from dflash.config import ObserveConfig
+from dflash.errors import UserError
+from dflash.observe.collectors.base import Collector
+from dflash.observe.metric import Metric, find_metric
+from dflash.observe.observer import Observer
+from dflash.observe.outbox import Outbox, SinkThread
+from dflash.observe.registry import METRICS
+from dflash.observe.roles import RoleMap
+from dflash.observe.sinks.base import Row, Sink
+from dflash.observe.window import FlushWindow
+from tests.observe.parts import FakePrefetcher, FakeQueue, ListSink
+
+ROLES = RoleMap(("cpu",), ("cpu",))
+
+
+class Probe(Collector):
+    """A seventh collector: counts its samples, raises or dawdles when told to."""
+
+    name = "probe"
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+
+    def __init__(self, sources: Any) -> None:
+        super().__init__(sources)
+        self.samples = 0
+        self.error: Exception | None = None
+        self.delay_s = 0.0
+        self.thread: str = ""
+
+    def sample(self, now_ns: int) -> dict[str, float]:
+        self.samples += 1
+        self.thread = threading.current_thread().name
+        time.sleep(self.delay_s)
+        if self.error is not None:
+            raise self.error
+        return {"probe/samples": float(self.samples)}
+
+
+class Run:
+    """An observer with quick ticks, a probe and a sink that keeps its rows."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.sink = ListSink()
+        settings = {"tick_s": 0.01, "flush_s": 0.05, "collectors": ("profile", "pipeline", "workers", "batch", "cuda")} | config
+        self.observer = Observer(ObserveConfig(**settings), folder, ROLES, sinks=[self.sink])
+        built = self.observer.add(Probe)
+        assert isinstance(built, Probe)
+        self.probe = built
+        self.target = self.observer.recorder("target", 0)
+        self.drafter = self.observer.recorder("drafter", 0)
+        self.queue, self.prefetcher = FakeQueue(), FakePrefetcher()
+        self.observer.attach(queue=self.queue, prefetcher=self.prefetcher)
+        self.observer.switch("probe", True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    made.observer.close()
+
+
+def wait_for(condition: Any, timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "did not come to pass"
+        time.sleep(0.005)
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_adds_deltas_averages_instants_and_weighs_ratios() -> None:
+    window = FlushWindow()
+
+    def find(key: str) -> Metric | None:
+        return find_metric(METRICS, key)
+
+    first = {"batch/tokens": 100.0, "batch/loss_token_fraction": 0.5, "pipeline/hs_queue_depth": 4.0, "monitor/lateness_ms": 3.0}
+    second = {"batch/tokens": 300.0, "batch/loss_token_fraction": 0.9, "pipeline/hs_queue_depth": 10.0, "drafter/0/step": 5.0}
+    window.add(first, 1.0, find)
+    window.add(second, 2.0, find)
+    values = window.take()
+    assert values["batch/tokens"] == 400
+    assert values["batch/loss_token_fraction"] == pytest.approx((50 + 270) / 400)
+    assert values["pipeline/hs_queue_depth"] == pytest.approx((4 + 20) / 3)
+    assert values["monitor/lateness_ms"] == 3.0
+    assert values["drafter/0/step"] == 5.0
+    assert window.take() == {}
+
+
+def test_quantiles_are_not_averaged() -> None:
+    window = FlushWindow()
+    window.add({"profile/drafter.forward_ms_p99": 5.0}, 1.0, lambda key: find_metric(METRICS, key))
+    assert window.take() == {}
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_come_for_every_tick_and_every_flush_and_every_key_is_declared(run: Run) -> None:
+    run.observer.switch("probe", False)
+    timer = run.drafter.timer("drafter.forward")
+    run.observer.start()
+    for _ in range(20):
+        timer.start()
+        time.sleep(0.005)
+        timer.stop()
+        run.drafter.tokens += 10
+        run.drafter.batches += 1
+        run.queue.counters.put_count += 1
+    summary = run.observer.close()
+    live, metrics = run.sink.of("live"), run.sink.of("metrics")
+    assert len(live) > len(metrics) >= 2
+    keys = {key for row in (*live, *metrics) for key in row.values}
+    assert "profile/drafter.forward_ms_p95" in keys
+    assert not [key for key in keys if find_metric(METRICS, key) is None]
+    assert sum(row.values.get("profile/drafter.forward_count", 0.0) for row in metrics) == 20
+    assert sum(row.values.get("drafter/0/tokens", 0.0) for row in metrics) == 200
+    assert summary.values["drafter/0/tokens"] == 200
+    assert run.sink.rows[0].kind == "run"
+    assert run.sink.rows[-1].kind == "summary"
+
+
+def test_every_key_that_is_declared_for_the_cpu_is_reported(run: Run) -> None:
+    """A new key without a reading, or the other way round, shows here."""
+    stages = [run.target.timer(f"target.{name}") for name in ("model_forward", "pack_hidden", "cpu_copy_enqueue")]
+    stages += [run.drafter.timer(f"drafter.{name}") for name in ("queue_get", "forward", "backward", "optimizer_step")]
+    second = run.observer.recorder("target", 1), run.observer.recorder("drafter", 1)
+    run.observer.attach()
+    run.observer.start()
+    for timer in stages:
+        timer.add(1000)
+    run.queue.buckets, run.queue.oldest = {128: 1}, 1
+    run.queue.counters.put_count = run.queue.counters.get_count = 1
+    for recorder in (run.target, run.drafter, *second):
+        recorder.busy_ns += 10
+        recorder.tokens += 1
+    counters = run.prefetcher.counters
+    counters.length_bins[3] += 1
+    counters.batches = counters.samples = counters.tokens = counters.padded_tokens = counters.loss_tokens = 1
+    time.sleep(0.1)
+    run.observer.close()
+    keys = {key for row in run.sink.of("metrics") for key in row.values}
+    off = ("gpu/", "cuda/", "train/")
+    missing = [m.key for m in METRICS if not m.key.startswith(off) and not any(m.pattern.fullmatch(key) for key in keys)]
+    assert missing == []
+
+
+def test_a_collector_that_raises_goes_away_with_one_line_and_the_rest_stays(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.observer.start()
+    wait_for(lambda: run.probe.samples > 2)
+    with caplog.at_level(logging.WARNING):
+        run.probe.error = ValueError("planted")
+        wait_for(lambda: not run.probe.on)
+        ticks = run.sink.of("live")
+        wait_for(lambda: len(run.sink.of("live")) > len(ticks) + 3)
+    lines = [record.message for record in caplog.records]
+    assert lines == ["collector probe is off: ValueError: planted"]
+    assert run.observer.switches()["pipeline"]
+    assert not run.observer.switches()["probe"]
+    summary = run.observer.close()
+    assert summary.failed == {"probe": "ValueError: planted"}
+    assert [row.values["text"] for row in run.sink.of("event")] == ["collector probe is off: ValueError: planted"]
+    assert "pipeline/hs_queue_depth" in run.sink.of("live")[-1].values
+
+
+def test_a_workers_cuda_error_switches_the_collector_off(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.observer.start()
+    run.target.fault = ("profile", RuntimeError("CUDA error"))
+    wait_for(lambda: not run.observer.switches()["profile"])
+    assert "collector profile is off: RuntimeError: CUDA error" in caplog.text
+
+
+def test_a_fault_of_the_monitor_itself_stops_nothing(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise RuntimeError("planted in the monitor")
+
+    run.observer._monitor._before_tick = broken
+    run.observer.start()
+    wait_for(lambda: run.observer._monitor.fault is not None)
+    time.sleep(0.05)
+    run.observer.late(1, {"train/loss": 1.0})
+    run.observer.close()
+    assert sum("a tick failed" in record.message for record in caplog.records) == 1
+
+
+def test_switches_can_be_thrown_while_it_runs(run: Run) -> None:
+    run.observer.start()
+    run.observer.switch("pipeline", False)
+    assert not run.queue.count
+    time.sleep(0.03)
+    before = len(run.sink.of("live"))
+    wait_for(lambda: len(run.sink.of("live")) > before + 2)
+    assert not any(key.startswith("pipeline/") for key in run.sink.of("live")[-1].values)
+    run.observer.switch("pipeline", True)
+    assert run.queue.count
+    wait_for(lambda: "pipeline/hs_queue_depth" in run.sink.of("live")[-1].values)
+
+
+def test_a_storm_of_switches_from_several_threads_does_no_harm(run: Run) -> None:
+    run.observer.start()
+    timer = run.drafter.timer("drafter.forward")
+    stop = threading.Event()
+
+    def throw(name: str) -> None:
+        on = False
+        while not stop.is_set():
+            run.observer.switch(name, on)
+            on = not on
+
+    def work() -> None:
+        while not stop.is_set():
+            if timer.on:
+                timer.start()
+            if timer.on:
+                timer.stop()
+
+    threads = [threading.Thread(target=throw, args=(name,)) for name in ("profile", "workers", "batch")]
+    threads.append(threading.Thread(target=work))
+    for thread in threads:
+        thread.start()
+    time.sleep(0.4)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    summary = run.observer.close()
+    assert summary.failed == {}
+    longest = [row.values.get("profile/drafter.forward_ms_max", 0.0) for row in run.sink.of("live")]
+    assert max(longest) < 400
+
+
+def test_training_scalars_are_tagged_with_their_own_step(run: Run) -> None:
+    run.drafter.step = 9
+    run.observer.start()
+    run.observer.late(3, {"train/loss": 2.5})
+    run.observer.late(4, {"train/loss": 2.4})
+    run.observer.close()
+    assert [(row.step, row.values) for row in run.sink.of("train")] == [(3, {"train/loss": 2.5}), (4, {"train/loss": 2.4})]
+
+
+def test_unknown_collectors_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown collector 'pipline'; did you mean 'pipeline'"):
+        Observer(ObserveConfig(collectors=("pipline",)), tmp_path, ROLES, sinks=[])
+
+
+def test_the_monitor_reports_its_lateness(run: Run) -> None:
+    run.observer.start()
+    run.probe.delay_s = 0.05  # a slow tick makes the next one late
+    wait_for(lambda: any(row.values["monitor/lateness_ms"] > 20 for row in run.sink.of("live")))
+    wait_for(lambda: run.sink.of("live")[-1].values.get("monitor/tick_ms", 0) > 40)
+
+
+def test_samples_are_taken_in_the_monitors_thread(run: Run) -> None:
+    run.observer.start()
+    run.observer.switch("probe", False)
+    run.observer.switch("probe", True)
+    seen = run.probe.samples
+    wait_for(lambda: run.probe.samples > seen + 1)
+    assert run.probe.thread == "monitor"
+
+
+def test_close_before_start_and_twice(run: Run) -> None:
+    assert run.observer.close().ticks == 0
+    assert run.observer.close().ticks == 0
+
+
+# -- accounts ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_account_charges_calls_and_cpu_time_to_who_used_them(run: Run) -> None:
+    timer = run.drafter.timer("drafter.forward")
+    run.observer.start()
+    for _ in range(1000):
+        timer.start()
+        timer.stop()
+    time.sleep(0.1)
+    run.observer.switch("workers", False)
+    run.observer.close()
+    accounts = {account.name: account for account in run.observer.accounts()}
+    profile = accounts["profile"]
+    assert profile.calls == 1000
+    assert 50 < profile.call_ns < 100_000
+    assert profile.cpu_s > 0
+    assert profile.seconds == pytest.approx(profile.calls * profile.call_ns / 1e9 + profile.cpu_s)
+    assert accounts["workers"].on_s < accounts["profile"].on_s
+    assert accounts["monitor"].cpu_s > 0
+    shares = run.observer.accounted_percent()
+    assert shares["all"] == pytest.approx(sum(value for name, value in shares.items() if name != "all"))
+
+
+# -- outbox -----------------------------------------------------------------------------------------------------------
+
+
+class StuckSink(Sink):
+    """Does not come back from a write until told."""
+
+    name: ClassVar[str] = "stuck"
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.entered = threading.Event()
+        self.written: list[Any] = []
+
+    def write(self, rows: list[Row]) -> None:
+        self.entered.set()
+        self.go.wait(10)
+        self.written.extend(rows)
+
+
+def test_an_outbox_drops_the_oldest_and_counts() -> None:
+    outbox = Outbox(3)
+    for index in range(5):
+        outbox.put(index)
+    assert outbox.dropped == 2
+    assert outbox.take() == [2, 3, 4]
+    outbox.close()
+    assert outbox.take() is None
+
+
+def test_a_stuck_sink_costs_the_sender_nothing_and_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    sink = StuckSink()
+    thread = SinkThread(sink, capacity=10)
+    thread.start()
+    thread.outbox.put("first")
+    assert sink.entered.wait(5)
+    started = time.perf_counter()
+    for index in range(10_000):
+        thread.outbox.put(index)
+    assert time.perf_counter() - started < 2.0
+    assert thread.dropped == 9_990
+    assert not thread.close(0.05)
+    assert "stuck: not finished after" in caplog.text
+    sink.go.set()
+
+
+def test_a_sink_that_raises_is_given_up_with_one_line_and_its_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    sink = ListSink()
+    sink.fail = OSError("no such server")
+    thread = SinkThread(sink)
+    thread.start()
+    for index in range(4):
+        thread.outbox.put(index)
+        wait_for(lambda: len(thread.outbox) == 0)
+    assert thread.close(5)
+    assert thread.dropped == 4
+    assert [record.message for record in caplog.records] == ["list: given up: OSError: no such server"]

@@ -1,0 +1,216 @@
+"""Spans and counters as a worker writes them: switches thrown midway, event pairs, rings that are full, GPUs that are lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dflash.device import Device
+from dflash.observe.histogram import HistogramReader
+from dflash.observe.recorder import CudaStageTimer, StageTimer, WorkerRecorder
+from tests.observe.parts import FakeDevice, FakeGpu, recorder_on
+
+
+def step(timer: StageTimer, between: Callable[[], None] = lambda: None) -> None:
+    """What a worker writes around a stage."""
+    if timer.on:
+        timer.start()
+    between()
+    if timer.on:
+        timer.stop()
+
+
+def count(timer: StageTimer) -> int:
+    return sum(timer.cells[3:])
+
+
+def test_a_span_is_timed_by_the_host_clock() -> None:
+    timer = StageTimer("x")
+    reader = HistogramReader(timer)
+    timer.switch(True)
+    step(timer, lambda: time.sleep(0.01))
+    found = reader.read().statistics_ms()
+    assert found["count"] == 1
+    assert 10 <= found["mean"] < 200
+
+
+def test_off_records_nothing() -> None:
+    timer = StageTimer("x")
+    step(timer)
+    assert count(timer) == 0
+
+
+def make_host() -> tuple[StageTimer, FakeGpu | None]:
+    return StageTimer("x"), None
+
+
+def make_cuda() -> tuple[StageTimer, FakeGpu | None]:
+    device = FakeDevice()
+    recorder = recorder_on(device)
+    timer = recorder.timer("x", gpu=True)
+    recorder.warm()
+    return timer, device.gpu
+
+
+@pytest.mark.parametrize("make", [make_host, make_cuda])
+def test_switching_on_in_the_middle_of_a_stage_records_nothing(make: Callable[[], tuple[StageTimer, FakeGpu | None]]) -> None:
+    timer, _ = make()
+    step(timer, lambda: timer.switch(True))
+    assert count(timer) == 0
+    step(timer)
+    if isinstance(timer, CudaStageTimer):
+        timer._pool._device.gpu.finish()
+        timer._pool.drain()
+    assert count(timer) == 1
+
+
+@pytest.mark.parametrize("make", [make_host, make_cuda])
+def test_a_start_left_open_by_the_switch_is_forgotten(make: Callable[[], tuple[StageTimer, FakeGpu | None]]) -> None:
+    timer, gpu = make()
+    timer.switch(True)
+    step(timer, lambda: timer.switch(False))
+    # Off for long, and on again in the middle of a stage: its `stop` must not close the old `start`.
+    step(timer, lambda: timer.switch(True))
+    if gpu is not None:
+        assert isinstance(timer, CudaStageTimer)
+        gpu.finish()
+        timer._pool.drain()
+    assert count(timer) == 0
+
+
+def test_throwing_the_switch_a_thousand_times_leaks_no_event_pair() -> None:
+    device = FakeDevice()
+    recorder = recorder_on(device, ring=4)
+    timer = recorder.timer("x", gpu=True)
+    assert isinstance(timer, CudaStageTimer)
+    recorder.warm()
+    for index in range(1000):
+        if index % 3 == 0:
+            timer.switch(index % 2 == 0)
+        step(timer, lambda index=index: timer.switch(index % 5 != 0) if index % 7 == 0 else None)
+        device.gpu.finish()
+        recorder.step_boundary()
+    timer.switch(True)
+    step(timer)
+    device.gpu.finish()
+    recorder.step_boundary()
+    pool = timer._pool
+    assert len(pool.free) + pool.pending + (timer._pair is not None) == 4
+    assert timer.dropped == 0
+
+
+def test_gpu_stages_are_read_when_the_gpu_has_passed_them_and_not_before() -> None:
+    device = FakeDevice()
+    recorder = recorder_on(device)
+    first, second = recorder.timer("first", gpu=True), recorder.timer("second", gpu=True)
+    recorder.switch_timers(True)
+    recorder.warm()
+    device.gpu.finish()
+    step(first)
+    step(second)
+    recorder.step_boundary()
+    assert count(first) == count(second) == 0
+    device.gpu.finish(2)
+    recorder.step_boundary()
+    assert (count(first), count(second)) == (1, 0)
+    device.gpu.finish()
+    recorder.step_boundary()
+    assert (count(first), count(second)) == (1, 1)
+    assert first.cells[2] == 1_000_000  # the fake GPU takes a millisecond for each operation
+
+
+def test_a_step_boundary_asks_about_the_oldest_pair_only_while_the_gpu_is_behind() -> None:
+    device = FakeDevice()
+    recorder = recorder_on(device, ring=16)
+    timer = recorder.timer("x", gpu=True)
+    recorder.switch_timers(True)
+    recorder.warm()
+    for _ in range(10):
+        step(timer)
+    asked = device.gpu.queries
+    recorder.step_boundary()
+    assert device.gpu.queries == asked + 1
+
+
+def test_events_are_made_and_recorded_before_the_first_step_and_never_again() -> None:
+    device = FakeDevice()
+    recorder = recorder_on(device, ring=4)
+    timer = recorder.timer("x", gpu=True)
+    assert isinstance(timer, CudaStageTimer)
+    recorder.warm()
+    created = device.gpu.created
+    assert created == 8
+    recorder.switch_timers(True)
+    for _ in range(50):
+        step(timer)
+        device.gpu.finish()
+        recorder.step_boundary()
+    assert device.gpu.created == created
+    assert count(timer) == 50
+    assert all(event.streams == [device.stream] * len(event.streams) for pair in timer._pool.free for event in pair)
+
+
+def test_a_full_ring_drops_and_counts_and_recovers() -> None:
+    device = FakeDevice()
+    recorder = recorder_on(device, ring=3)
+    timer = recorder.timer("x", gpu=True)
+    recorder.switch_timers(True)
+    recorder.warm()
+    for _ in range(5):
+        step(timer)
+        recorder.step_boundary()
+    assert timer.dropped == 2
+    device.gpu.finish()
+    recorder.step_boundary()
+    assert count(timer) == 3
+    step(timer)
+    device.gpu.finish()
+    recorder.step_boundary()
+    assert count(timer) == 4
+
+
+def test_a_cuda_error_in_the_drain_switches_the_timers_off_and_the_step_goes_on() -> None:
+    device = FakeDevice()
+    recorder = recorder_on(device)
+    timer = recorder.timer("x", gpu=True)
+    recorder.switch_timers(True)
+    recorder.warm()
+    step(timer)
+    device.gpu.lost = True
+    recorder.step_boundary()
+    assert recorder.fault is not None
+    assert recorder.fault[0] == "profile"
+    assert not timer.on
+    recorder.fault = None
+    recorder.step_boundary()
+    assert recorder.fault is None
+
+
+def test_on_the_cpu_gpu_stages_use_the_host_clock() -> None:
+    recorder = WorkerRecorder("target", 0, Device("cpu"))
+    timer = recorder.timer("x", gpu=True)
+    assert type(timer) is StageTimer
+    recorder.step_boundary()
+
+
+def test_a_timer_made_after_the_switch_was_thrown_is_on() -> None:
+    recorder = WorkerRecorder("target", 0, Device("cpu"))
+    recorder.switch_timers(True)
+    assert recorder.timer("x").on
+    assert recorder.timer("x") is recorder.timer("x")
+
+
+def test_allocator_counters_are_taken_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr("dflash.observe.recorder._allocator_counters", lambda device: taken.append(device) or {"a": 1})
+    recorder = recorder_on(FakeDevice())
+    recorder.step_boundary()
+    assert taken == []
+    recorder.want_memory = True
+    recorder.step_boundary()
+    recorder.step_boundary()
+    assert len(taken) == 1
+    assert recorder.memory == {"a": 1}
+    assert recorder.memory_calls == 1

@@ -133,3 +133,17 @@ class ProcessPending:
             self._found = self._read()
         self._errors.close()
         self._folder.cleanup()
+
+
+def main(answer_path: str) -> int:
+    """The child process: request on stdin, counts to `answer_path`."""
+    from bench.outputs import write
+    from bench.syncs.proof import answer
+
+    counts = answer(json.load(sys.stdin))
+    write(Path(answer_path), _COUNTS.dump_json(counts).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -53,8 +53,11 @@ def choose_collectors(available: Sequence[str], only: Sequence[str]) -> tuple[st
 def one_round(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     """The multiset of one round: every arm once, and the shared controls about sqrt(K) times.
 
-    `off` is the control of K contrasts, and so is `all` where the `without` arms exist: Dunnett's allocation for both.
+    `off` is the control of K contrasts, and so is `all` where the `without` arms exist: Dunnett's allocation for both. A plan
+    without those arms is in a hurry, and has every arm once.
     """
+    if not any(arm.name.startswith(WITHOUT) for arm in arms):
+        return tuple(arms)
     singles = sum(arm.name.startswith(ONLY) for arm in arms)
     leave_one_out = sum(arm.name.startswith(WITHOUT) for arm in arms)
     repeats = {OFF: max(1, round(math.sqrt(singles))), ALL: max(1, round(math.sqrt(leave_one_out)))}

@@ -8,6 +8,7 @@ plans them may look at the segments that are already there.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,17 +118,21 @@ class HostMarks:
 
     def end(self, steps: int) -> tuple[float, tuple[float, ...]]:
         times = self._times[: steps + 1]
-        each = tuple((b - a) * 1e-9 for a, b in zip(times, times[1:], strict=False))
+        each = tuple((b - a) * 1e-9 for a, b in itertools.pairwise(times))
         return (times[steps] - times[0]) * 1e-9, each
 
 
-def busy_wait(seconds_ns: int) -> None:
-    """Keep a core busy without holding the GIL (sha256 lets it go for large input); the last stretch holds it."""
-    end = time.perf_counter_ns() + seconds_ns
-    while end - time.perf_counter_ns() > 150_000:
+def busy_wait(nanoseconds: int) -> int:
+    """Keep a core busy without holding the GIL (sha256 lets it go for large input); the last stretch holds it.
+
+    Returns the nanoseconds that it took.
+    """
+    started = time.perf_counter_ns()
+    while nanoseconds - (time.perf_counter_ns() - started) > 150_000:
         hashlib.sha256(_BLOCK)
-    while time.perf_counter_ns() < end:
+    while time.perf_counter_ns() - started < nanoseconds:
         pass
+    return time.perf_counter_ns() - started
 
 
 _BLOCK = bytes(65536)
@@ -141,7 +146,9 @@ class Stepper:
         requests: taken one by one, only when the last segment is done.
         switch: throws the collectors' switches to those of an arm.
         injected: share of a step lost per collector name (0.02: the throughput drops by 2%), spent in the arms that carry it.
-        marks, clock_ns, delay: how boundaries are timed and how time is lost; a simulated subject brings its own.
+        marks, clock_ns: how boundaries are timed; a simulated subject brings its own.
+        delay: loses nanoseconds and returns how many it took.
+        waits_on_host: False where `delay` only enqueues a wait on the device, which the next step's time then holds.
         fence: waits for the device, at both ends of a segment.
     """
 
@@ -155,7 +162,8 @@ class Stepper:
         injected: Mapping[str, float] | None = None,
         marks: Any = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
-        delay: Callable[[int], None] = busy_wait,
+        delay: Callable[[int], int] = busy_wait,
+        waits_on_host: bool = True,
         fence: Callable[[], None] | None = None,
     ) -> None:
         self._cycle = cycle
@@ -166,6 +174,7 @@ class Stepper:
         self._clock_ns = clock_ns
         self._marks = marks or HostMarks(clock_ns)
         self._delay = delay
+        self._waits_on_host = waits_on_host
         self._fence = fence
         self._request: SegmentRequest | None = None
         self._washout = 0
@@ -199,13 +208,12 @@ class Stepper:
             self._next(step)
 
     def _lose_time(self) -> None:
-        # The share is of the throughput: a step of t seconds becomes t / (1 - share). What one wait overshoots, the next owes.
-        now = self._clock_ns()
-        self._owed_ns += (now - self._last_ns) * self._share / (1.0 - self._share)
-        if self._owed_ns > 0:
-            self._delay(int(self._owed_ns))
+        # The share is of the throughput: of every second, waits included, so many parts are lost. What one wait overshoots,
+        # the next one owes.
+        owed = self._owed_ns + (self._clock_ns() - self._last_ns) * self._share / (1.0 - self._share * self._waits_on_host)
+        spent = self._delay(int(owed)) if owed > 0 else 0
+        self._owed_ns = owed - spent if self._waits_on_host else 0.0
         self._last_ns = self._clock_ns()
-        self._owed_ns -= self._last_ns - now
 
     def _next(self, step: int) -> None:
         request = next(self._requests, None)

@@ -49,8 +49,9 @@ class SimulatedClock:
     def __call__(self) -> int:
         return self.now_ns
 
-    def advance(self, nanoseconds: float) -> None:
+    def advance(self, nanoseconds: float) -> int:
         self.now_ns += int(nanoseconds)
+        return int(nanoseconds)
 
 
 class SpinSubject:
@@ -110,7 +111,7 @@ class SpinSubject:
     def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
         """Run steps until the requests end."""
         clock: Callable[[], int] = time.perf_counter_ns
-        delay: Callable[[int], None] = busy_wait
+        delay: Callable[[int], int] = busy_wait
         if self._noise is not None:
             simulated = SimulatedClock()
             clock, delay, self._work = simulated, simulated.advance, self._simulate(simulated, self._noise)

@@ -37,7 +37,7 @@ POWER: Final = 0.95
 """Share of runs in which a slowdown as large as the printed MDE is found."""
 TRIM: Final = 0.25
 """Weight cut from each end of the paired step differences."""
-TAIL_ALPHA: Final = 0.01
+TAIL_ALPHA: Final = 0.05
 """Error of each of the two checks for a cost that falls on few steps."""
 TAIL_WIDTH: Final = 3.0
 """Robust standard deviations beyond which a paired step counts as slow (or fast)."""
@@ -234,7 +234,7 @@ def estimate(values: Floats) -> Estimate | None:
 def falls_on_few_steps(rounds: Rounds) -> bool:
     """True when one arm has more slow steps than the other, or whole segments lose more than their middle steps.
 
-    Then the step estimator, which trims slow steps, would hide a cost. Each of the two checks errs in 1 of 100 runs, towards
+    Then the step estimator, which trims slow steps, would hide a cost. Each of the two checks errs in 1 of 20 runs, towards
     the plain estimator, which is honest and merely wider.
     """
     if not len(rounds.step):
@@ -277,10 +277,15 @@ def interval(rounds: Rounds, ceiling: Rounds | None = None, alpha: float = NOMIN
         spread=100.0 * float(found.values.std(ddof=1)),
         estimator=name,
         sign_flip_p=sign_flip(found.values),
-        plain_percent=slowdown_percent(float(units(rounds.plain, rounds.process).mean())),
+        plain_percent=plain_percent(rounds),
         p_two_sided=2.0 * min(found.p_above(0.0), found.p_below(0.0)),
-        ceiling=above is not None,
+        ceiling_percent=None if ceiling is None or above is None else plain_percent(ceiling),
     )
+
+
+def plain_percent(rounds: Rounds) -> float:
+    """Slowdown of whole segments, percent."""
+    return slowdown_percent(float(units(rounds.plain, rounds.process).mean()))
 
 
 def minimum_detectable(found: Estimate, alpha: float = NOMINAL, power: float = POWER) -> float:

@@ -260,7 +260,8 @@ class Interval:
         sign_flip_p: one-sided p of the sign-flip test of "no slowdown", the cross-check.
         plain_percent: the plain estimate beside it.
         p_two_sided: p of "no difference at all", either way.
-        ceiling: the upper bound also uses the arms in which others are on too (see `intervals.interval`).
+        ceiling_percent: plain estimate of the arms in which others are on too, when the upper bound uses them (see
+            `intervals.interval`).
     """
 
     __pydantic_config__ = STRICT
@@ -275,7 +276,7 @@ class Interval:
     sign_flip_p: float | None = None
     plain_percent: float | None = None
     p_two_sided: float | None = None
-    ceiling: bool = False
+    ceiling_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from bench.analysis import COUNT_KINDS, Analysis, Evidence
@@ -59,7 +60,7 @@ def classify(found: Interval, budget_percent: float) -> Verdict:
     """The verdict of one interval against one budget. `within` wins over `slower`: a proven small cost is within."""
     slower = found.low > 0 and flip_agrees(found)
     if found.high < budget_percent:
-        return Verdict.WITHIN
+        return Verdict.WITHIN if plain_agrees(found, budget_percent) else Verdict.UNRESOLVED
     if found.low > budget_percent and slower:
         return Verdict.OVER
     return Verdict.SLOWER if slower else Verdict.UNRESOLVED
@@ -68,6 +69,14 @@ def classify(found: Interval, budget_percent: float) -> Verdict:
 def flip_agrees(found: Interval) -> bool:
     """The sign-flip test also calls it slower, or has too few units to say so."""
     return found.sign_flip_p is None or found.n < FLIP_REACH or found.sign_flip_p <= ALPHA
+
+
+def plain_agrees(found: Interval, budget_percent: float) -> bool:
+    """Whole segments also lost less than the budget, alone or in the arms with others on, as far as a point estimate tells.
+
+    What falls on few steps does not move the middle ones; this is what keeps it from passing.
+    """
+    return min((p for p in (found.plain_percent, found.ceiling_percent) if p is not None), default=-inf) < budget_percent
 
 
 def judge(
@@ -249,6 +258,11 @@ def _judge_timing(
         if accounted is not None and accounted > budget_percent:
             return Verdict.SLOWER, [f"its own code takes {accounted:.2f}% of the step, budget {budget_percent:g}%"]
         return verdict, [f"at most {isolated.high:.2f}%, budget {budget_percent:g}%"]
+    if isolated.high < budget_percent:
+        return verdict, [
+            f"not resolved: middle steps lose at most {isolated.high:.2f}%, but whole segments {isolated.plain_percent:.2f}%: "
+            "the cost may fall on few steps"
+        ]
     if verdict is Verdict.SLOWER:
         return verdict, [f"slower by {_range(isolated)}, not resolved against the budget of {budget_percent:g}%"]
     return verdict, [f"not resolved: {_range(isolated)}, budget {budget_percent:g}%; smallest cost found: {isolated.mde:.2f}%"]

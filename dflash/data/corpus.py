@@ -167,9 +167,9 @@ def ensure_stdlib(cache: str | Path = "cache", vocab_size: int = 4096, root: Pat
     if all((folder / name).exists() for name in PARTS):
         return folder
     shutil.rmtree(folder, ignore_errors=True)  # somebody took files out of it
-    functions = read_library(root)
-    conversations = [function.conversation() for function in functions]
-    with atomic_folder(folder) as temporary:
+    with atomic_folder(folder) as temporary:  # first, so that a folder that cannot be written is found at once
+        functions = read_library(root)
+        conversations = [function.conversation() for function in functions]
         counts = {}
         for split, held_out in (("train", False), ("heldout", True)):
             chosen = [line for line, function in zip(conversations, functions, strict=True) if function.held_out is held_out]

@@ -7,7 +7,7 @@ readers, and takes what they have left since.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -17,9 +17,9 @@ GIVE_UP_AFTER = 3
 THROTTLE_REASONS = {
     "power": "nvmlClocksEventReasonSwPowerCap",
     "thermal_sw": "nvmlClocksEventReasonSwThermalSlowdown",
-    "thermal_hw": "nvmlClocksThrottleReasonHwThermalSlowdown",
-    "slowdown_hw": "nvmlClocksThrottleReasonHwSlowdown",
-    "power_brake_hw": "nvmlClocksThrottleReasonHwPowerBrakeSlowdown",
+    "thermal_hw": "nvmlClocksEventReasonHwThermalSlowdown",
+    "slowdown_hw": "nvmlClocksEventReasonHwSlowdown",
+    "power_brake_hw": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
 }
 
 
@@ -44,7 +44,10 @@ def _temperature(handle: Any) -> dict[str, float]:
 
 
 def _throttle(handle: Any) -> dict[str, float]:
-    mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    try:
+        mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except pynvml.NVMLError_FunctionNotFound:  # drivers before 535 know it by its former name
+        mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return {f"throttle_{name}": float(bool(mask & getattr(pynvml, bit))) for name, bit in THROTTLE_REASONS.items()}
 
 
@@ -57,17 +60,81 @@ READINGS: dict[str, Callable[[Any], dict[str, float]]] = {
 }
 
 
-def handle_of(uuid: str) -> Any:
-    """NVML's handle for a CUDA device's UUID; CUDA gives MIG instances theirs without saying that they are.
+def find_handles(
+    indexes: Sequence[int], known: Mapping[int, str], environment: Mapping[str, str]
+) -> tuple[dict[int, Any], list[str]]:
+    """NVML's handles of CUDA devices, by CUDA index, and a line for each that was not found. NVML must be initialised.
 
-    Raises:
-        pynvml.NVMLError: no such device.
+    Args:
+        known: UUIDs that CUDA itself has told. Where it has told none, `CUDA_VISIBLE_DEVICES` is read as CUDA reads it.
     """
-    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    uuids: dict[int, str | None] = {index: mig_entry(visible, index) or known.get(index) for index in indexes}
+    if None in uuids.values():
+        listed = visible_uuids(visible, _physical(environment))
+        uuids = {index: uuid or (listed[index] if index < len(listed) else None) for index, uuid in uuids.items()}
+    handles, problems = {}, []
+    for index, uuid in uuids.items():
+        if uuid is None:
+            problems.append(f"gpu {index}: not observed: cannot tell which GPU it is (CUDA_VISIBLE_DEVICES={visible})")
+            continue
+        try:
+            handles[index] = _handle_of(uuid)
+        except pynvml.NVMLError as error:
+            problems.append(f"gpu {index}: not observed: NVML has no {uuid}: {error}")
+    return handles, problems
+
+
+def _handle_of(uuid: str) -> Any:
     try:
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}" if not uuid.startswith("MIG-") else uuid)
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError_NotFound:
-        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{bare}")
+        # CUDA gives a MIG instance's UUID without saying that it is one.
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid.replace("GPU-", "MIG-", 1))
+
+
+def _physical(environment: Mapping[str, str]) -> list[str]:
+    """UUIDs in the order of CUDA's indexes; empty when that order cannot be known.
+
+    CUDA counts the fastest first unless told to count by PCI bus as NVML does; among equal GPUs both orders are the same.
+    """
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({pynvml.nvmlDeviceGetName(one) for one in handles}) > 1:
+        return []
+    return [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+
+
+def mig_entry(visible: str | None, index: int) -> str | None:
+    """The MIG id at a CUDA index of `CUDA_VISIBLE_DEVICES`, if there is one: CUDA may tell its parent's UUID instead."""
+    entries = [] if visible is None else [part.strip() for part in visible.split(",")]
+    return entries[index] if index < len(entries) and entries[index].startswith("MIG-") else None
+
+
+def visible_uuids(visible: str | None, physical: Sequence[str]) -> list[str]:
+    """UUIDs by CUDA index under a value of `CUDA_VISIBLE_DEVICES`.
+
+    Entries are indexes, UUIDs or their unique beginnings, or MIG ids. As in CUDA, the first entry that names no device ends
+    the list.
+
+    Args:
+        visible: the variable; None when unset.
+        physical: UUIDs in CUDA's order without the variable.
+    """
+    if visible is None:
+        return list(physical)
+    found: list[str] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.startswith("MIG-"):
+            found.append(entry)
+            continue
+        if entry.isdigit():
+            matches = list(physical[int(entry) : int(entry) + 1])
+        else:
+            matches = [uuid for uuid in physical if entry.startswith("GPU-") and uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        found.append(matches[0])
+    return found
 
 
 class GpuReader:
@@ -165,31 +232,3 @@ class GpuReader:
             return {}
         self._failures[reading] = 0
         return values
-
-
-def visible_uuids(visible: str | None, physical: Sequence[str]) -> list[str | None]:
-    """UUIDs by CUDA index under a value of `CUDA_VISIBLE_DEVICES`, when CUDA itself has not told them.
-
-    Args:
-        visible: the variable; None when unset.
-        physical: UUIDs in NVML's order.
-
-    Entries are NVML indexes (right when CUDA counts in PCI order), UUIDs or their unique beginnings, or MIG ids. As in
-    CUDA, the first entry that names no device ends the list.
-    """
-    if visible is None:
-        return list(physical)
-    found: list[str | None] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if entry.isdigit():
-            if int(entry) >= len(physical):
-                break
-            found.append(physical[int(entry)])
-        elif entry.startswith("MIG-"):
-            found.append(entry)
-        else:
-            matches = [uuid for uuid in physical if entry.startswith("GPU-") and uuid.startswith(entry)]
-            if len(matches) != 1:
-                break
-            found.append(matches[0])
-    return found

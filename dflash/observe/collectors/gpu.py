@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import ClassVar
 
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
-from dflash.observe.nvml import GpuReader, handle_of, pynvml
+from dflash.observe.nvml import GpuReader, find_handles, pynvml
 from dflash.observe.roles import Role
 
 _NVML = "NVML, by UUID, in a thread for each GPU"
@@ -50,17 +51,9 @@ class GpuCollector(Collector):
         self._opener: threading.Thread | None = None
         self._readers: tuple[GpuReader, ...] = ()
         self._error: Exception | None = None
-        self._told = False
 
     def throw(self, on: bool) -> None:
-        if not on or self._opener is not None:
-            return
-        roles = self.sources.roles
-        unknown = set(roles.cuda_indexes()) - {index for index, _ in roles.gpu_uuids}
-        if unknown and not self._told:
-            self._told = True
-            self.sources.report(f"gpu: no UUID known for cuda {sorted(unknown)}: not observed")
-        if roles.gpu_uuids:
+        if on and self._opener is None and self.sources.roles.cuda_indexes():
             self._opener = threading.Thread(target=self._open, name="nvml-open", daemon=True)
             self._opener.start()
 
@@ -83,22 +76,21 @@ class GpuCollector(Collector):
         return sum(reader.cpu_s for reader in self._readers)
 
     def close(self) -> None:
-        ended = [reader.close() for reader in self._readers]
+        readers, self._readers = self._readers, ()
+        ended = [reader.close() for reader in readers]
         # A reader stuck in a call keeps NVML open: shutting it down under a call is not safe.
         if ended and all(ended):
             pynvml.nvmlShutdown()
 
     def _open(self) -> None:
         """Initialise NVML and find the GPUs, in a thread: on a sick driver this may take long."""
+        roles, report = self.sources.roles, self.sources.report
         try:
             pynvml.nvmlInit()
+            handles, problems = find_handles(roles.cuda_indexes(), dict(roles.gpu_uuids), os.environ)
         except Exception as error:
             self._error = error
             return
-        readers = []
-        for index, uuid in self.sources.roles.gpu_uuids:
-            try:
-                readers.append(GpuReader(index, handle_of(uuid), self.sources.report, slow_s=SLOW_S))
-            except pynvml.NVMLError as error:
-                self.sources.report(f"gpu {index}: not found in NVML by its UUID {uuid}: {error}")
-        self._readers = tuple(readers)
+        for problem in problems:
+            report(problem)
+        self._readers = tuple(GpuReader(index, handle, report, slow_s=SLOW_S) for index, handle in handles.items())

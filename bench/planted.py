@@ -95,7 +95,7 @@ class Plant(Collector):
         if self.fault.act is _held_gil:
             self.gil_length = max(1, int(self.gil_length * HELD_SHARE * self.tick_s / _seconds_held(self.gil_length)))
         if self.fault.where == "backward":
-            next(replica.drafter.parameters()).register_hook(self._in_backward)
+            next(replica.drafter.parameters()).register_hook(self.in_backward)
 
     def after_backward(self, loss: torch.Tensor) -> None:
         """Called in drafter 0's thread."""
@@ -104,15 +104,20 @@ class Plant(Collector):
                 self.fault.act(loss, self)
             self._loss = loss.detach()
 
-    def _in_backward(self, gradient: torch.Tensor) -> None:
+    def in_backward(self, gradient: torch.Tensor) -> None:
+        """The hook of a parameter."""
         if self.on:
             self.fault.act(gradient, self)
 
     def sample(self, now_ns: int) -> dict[str, float]:
-        """The monitor's tick."""
-        if self.fault.where == "monitor" and self._loss is not None:
-            self.fault.act(self._loss, self)
+        """The monitor's tick, when the plant is on."""
+        self.mischief()
         return {}
+
+    def mischief(self) -> None:
+        """What a planted monitor does in each tick."""
+        if self.on and self.fault.where == "monitor" and self._loss is not None:
+            self.fault.act(self._loss, self)
 
 
 def _seconds_held(length: int) -> float:

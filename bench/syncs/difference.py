@@ -42,21 +42,17 @@ def table(rows: Sequence[Row], tablefmt: str = "simple") -> str:
     return tabulate(body, headers=("role", "kind", "file:line", "function", "off", "on"), tablefmt=tablefmt)
 
 
-def counts_table(
-    counts: Mapping[tuple[str, str, Place], int], steps: int = 1, tablefmt: str = "simple", *, work: bool = False
-) -> str:
-    """Counts of one run, the most frequent first, per step when `steps` is given."""
+def counts_table(counts: CountMap, steps: int = 0, tablefmt: str = "simple", *, work: bool = False) -> str:
+    """Counts of one run, the most frequent first; per step when their number is given."""
     chosen = [(key, n) for key, n in counts.items() if work or key[1] not in WORK]
     if not chosen:
         return "no host sync"
     body = [
-        (role, kind, _where(place), place.function, n if n % steps else n // steps, "" if n % steps == 0 else f"in {steps} steps")
+        (role, kind, _where(place), place.function, n / steps if steps else n)
         for (role, kind, place), n in sorted(chosen, key=lambda item: (-item[1], item[0]))
     ]
-    headers = ("role", "kind", "file:line", "function", "per step", "")
-    if not any(row[5] for row in body):
-        return tabulate([row[:5] for row in body], headers=headers[:5], tablefmt=tablefmt)
-    return tabulate(body, headers=headers, tablefmt=tablefmt)
+    headers = ("role", "kind", "file:line", "function", "per step" if steps else "count")
+    return tabulate(body, headers=headers, tablefmt=tablefmt, floatfmt="g")
 
 
 def _where(place: Place) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.records import ExactCounts
 from bench.records import Place as CountedPlace
+from bench.syncs.cuda import CudaScopes, is_sync
 from bench.syncs.difference import Counts, Row, difference
 from dflash.config import Config
 from dflash.observe.collectors.base import Collector, Sources
@@ -29,7 +30,6 @@ from dflash.observe.sync_scope import (
     COPY_TO_DEVICE,
     COPY_TO_HOST,
     OPERATION,
-    WORK,
     Key,
 )
 
@@ -76,7 +76,7 @@ class Proof:
 
     def syncs(self, arm: str) -> int:
         """Undeclared host syncs of an arm."""
-        return sum(n for (_, kind, _), n in self.counts[arm].items() if kind not in WORK)
+        return sum(n for (_, kind, _), n in self.counts[arm].items() if is_sync(kind))
 
 
 class _Ticks(Collector):
@@ -177,9 +177,13 @@ def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plant: str 
     """
     from bench.planted import make_plant
 
-    scopes = CountingScopes()
-    depth = config.queue.capacity + config.data.prefetch + len(config.target.devices) + len(config.drafter.devices)
-    windows = _Windows(arms, cycle, washout=2 * depth, scopes=scopes)
+    cuda = any(name.startswith("cuda") for name in (*config.target.devices, *config.drafter.devices))
+    scopes = CudaScopes() if cuda else CountingScopes()
+    config = _shallow(config)
+    per_step = len(config.drafter.devices) * config.train.accumulation
+    # Batches that may be on their way when a switch is thrown: waiting, in a worker's hands, or being collated.
+    depth = config.queue.capacity + config.data.prefetch + len(config.target.devices) + 2 * len(config.drafter.devices) + 1
+    windows = _Windows(arms, cycle, washout=-(-depth // per_step) + 1, scopes=scopes)
     planted = make_plant(plant) if plant else None
     with tempfile.TemporaryDirectory(prefix="dflash-proof-") as folder:
         hooks = windows if planted is None else planted.hooks(windows)
@@ -198,15 +202,23 @@ def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plant: str 
     if missing:
         raise RuntimeError(f"not counted: {', '.join(sorted(missing))} never entered a scope")
     losses = {row.step: row.loss for row in result.scalars}
-    per_step = len(config.drafter.devices) * config.train.accumulation
+    events = scopes.events() if isinstance(scopes, CudaScopes) else scopes.ledger.counts
     return Proof(
         steps=cycle,
-        counts={arm: _counted(scopes.ledger.counts, bounds, per_step) for arm, bounds in windows.bounds.items()},
+        counts={arm: _counted(events, bounds, per_step) for arm, bounds in windows.bounds.items()},
         declared=scopes.declared(),
         losses={arm: _turned(losses, *bounds, cycle) for arm, bounds in windows.bounds.items()},
-        ways=("modes",),
+        ways=("modes", *(scopes.ways if isinstance(scopes, CudaScopes) else ())),
+        unavailable=scopes.unavailable if isinstance(scopes, CudaScopes) else (),
         roles=tuple(scopes.entered),
     )
+
+
+def _shallow(config: Config) -> Config:
+    """With a queue as short as may be: counts do not depend on it, and the washout is short."""
+    least = max(len(config.drafter.devices), len(config.target.devices))
+    queue = config.queue.model_copy(update={"capacity": least, "hs_min_ready": min(1, config.queue.hs_min_ready)})
+    return config.model_copy(update={"queue": queue, "data": config.data.model_copy(update={"prefetch": 1})})
 
 
 def _trainer(config: Config, steps: int, cycle: int, folder: Path, scopes: CountingScopes, hooks: Any) -> Trainer:
@@ -263,7 +275,7 @@ def _exact(proof: Proof, arm: str) -> ExactCounts:
     places = [
         CountedPlace(_COARSE.get(kind, "sync"), role, f"{place} ({kind})", n, proof.steps)
         for (role, kind, place), n in sorted(counts.items(), key=str)
-        if kind not in WORK or (role, kind, place) in changed
+        if is_sync(kind) or (role, kind, place) in changed
     ]
     return ExactCounts(
         arm=arm,

@@ -152,13 +152,17 @@ class DispatchCounter(TorchDispatchMode):
                     if host_kind(tensor) is None:
                         mark_host(tensor, PAGEABLE)
             return
-        if launches:
-            scope.record(ledger.OPERATION)
+        fresh = 0
         if outputs and not facts.view:
             known = {_address(tensor) for tensor in inputs}
             fresh = sum(_address(tensor) not in known for tensor in outputs)
-            if fresh:
-                scope.record(ledger.ALLOCATION, fresh)
+        if scope.quiet or not scope.ledger.armed or not (launches or fresh):
+            return
+        place = ledger.calling_place()
+        if launches:
+            scope.record(ledger.OPERATION, 1, place)
+        if fresh:
+            scope.record(ledger.ALLOCATION, fresh, place)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -1,0 +1,108 @@
+"""Count the host syncs of any PyTorch program.
+
+    with count_syncs(warmup=3) as syncs:
+        train()
+    print(syncs.table())
+
+Steps are those of the program's optimizers (`Optimizer.step`), or the calls of `syncs.step()`. On CUDA tensors say themselves
+where they are. On the CPU everything is taken to be on a device, except what came from numpy or Python values and what
+`.cpu()` returned; so `.to("cpu")` of a tensor that is there already counts for nothing. A program that names its device
+`cpu:0` is counted strictly: plain `cpu` is then the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from bench.syncs.difference import Counts, counts_table
+from dflash.observe.sync_guard import summed, watched
+from dflash.observe.sync_scope import WORK, Ledger, Scope, current_scope
+
+MAIN = "main"
+
+
+class SyncCount:
+    """What was counted so far.
+
+    Attributes:
+        warmup: steps that are not counted.
+        finished: steps ended, warm-up included.
+    """
+
+    def __init__(self, ledger: Ledger, warmup: int) -> None:
+        self._ledger, self.warmup = ledger, warmup
+        self.finished = 0
+        ledger.armed = not warmup
+
+    def step(self) -> None:
+        """A step of the program has ended."""
+        self.finished += 1
+        scope = current_scope()
+        if scope is not None:
+            scope.mark_step(self.finished)
+        if self.finished >= self.warmup:
+            self._ledger.armed = True
+
+    @property
+    def steps(self) -> int:
+        """Counted steps; 0: the program marked none."""
+        return max(0, self.finished - self.warmup)
+
+    @property
+    def counts(self) -> Counts:
+        """(role, kind, place) -> number, declared syncs not among them."""
+        return summed(self._ledger.counts.copy())
+
+    @property
+    def total(self) -> int:
+        """Host syncs."""
+        return sum(n for (_, kind, _), n in self.counts.items() if kind not in WORK)
+
+    def work(self, kind: str) -> int:
+        """Sum of one kind of device work, e.g. "operation"."""
+        return sum(n for (_, found, _), n in self.counts.items() if found == kind)
+
+    def table(self, tablefmt: str = "simple", *, work: bool = False) -> str:
+        """Role, kind, file:line, function and how many, for each step where steps are known."""
+        return counts_table(self.counts, self.steps, tablefmt, work=work)
+
+
+@contextlib.contextmanager
+def count_syncs(*, device: str | None = None, warmup: int = 0, role: str = MAIN, work: bool = False) -> Iterator[SyncCount]:
+    """Count what the calling thread does inside, its backward, and threads that are started inside by `Thread(target=...)`.
+
+    Args:
+        device: "cuda", "cpu", or "cpu:0" for strict counting; None: CUDA where there is some.
+        warmup: steps to leave out: caches, autotuning, lazy initialisation.
+        work: also count device work (operations, allocations, copies).
+    """
+    named = torch.device(device) if device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cuda, strict = named.type == "cuda", named.index is not None
+    ledger = Ledger(work=work, by_step=False)
+    counted = SyncCount(ledger, warmup)
+    run = threading.Thread.run
+
+    def counted_run(thread: threading.Thread) -> None:
+        with watched(Scope(thread.name, True, ledger), None, cuda=cuda, strict=strict):
+            run(thread)
+
+    def stepped(*arguments: Any) -> None:
+        counted.step()
+
+    hook = register_optimizer_step_post_hook(stepped)
+    try:
+        with (
+            mock.patch.object(threading.Thread, "run", counted_run),
+            watched(Scope(role, True, ledger), None, cuda=cuda, strict=strict),
+        ):
+            yield counted
+    finally:
+        hook.remove()
+        ledger.armed = False

@@ -1,0 +1,68 @@
+"""Way: the function and dispatch modes of the trainer's own scopes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch
+
+from bench.syncs.difference import Counts
+from dflash.device import Device
+from dflash.observe.sync_guard import CountingScopes
+from dflash.observe.sync_scope import Scope
+
+
+class ModesWay:
+    """Counts with `CountingScopes`; on the CPU its device is a simulated one.
+
+    Args:
+        device: name of the device that the counted threads work on.
+    """
+
+    name = "modes"
+    sees = (
+        "every operator of the thread and of its backward that would wait on a GPU, the Python reads that dispatch nothing "
+        "(tolist, numpy, cpu, print), blocking and pageable copies, synchronize calls from Python; kernels, copies, allocations"
+    )
+    does_not_see = (
+        "waits inside C++ (the allocator, other libraries), compiled regions, numpy() and the like inside torch's own Python, "
+        "names imported before it was armed"
+    )
+    claims = frozenset(
+        {
+            "item",
+            "device_sync",
+            "event_sync",
+            "pageable_copy",
+            "mask_read",
+            "empty_cache",
+            "extra_kernel",
+            "device_alloc",
+            "backward_sync",
+            "monitor_sync",
+        }
+    )
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.scopes = CountingScopes(cuda=device.startswith("cuda"))
+
+    def available(self) -> str | None:
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            return "no CUDA device"
+        return None
+
+    def arm(self, role: str) -> AbstractContextManager[Scope]:
+        return self._armed(role)
+
+    @contextlib.contextmanager
+    def _armed(self, role: str) -> Iterator[Scope]:
+        device = None if role in ("monitor", "prefetcher") else Device(self.device)
+        with self.scopes.enter(role, device) as scope:
+            self.scopes.arm()
+            yield scope
+
+    def counts(self) -> Counts:
+        return self.scopes.counts()

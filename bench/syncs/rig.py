@@ -1,0 +1,129 @@
+"""A worker and a monitor in miniature, to see what a way makes of a planted fault.
+
+One "drafter" thread does steps (forward, backward, the plant's place behind it) and one "monitor" thread ticks; first with the
+plant off, then on. What the way counted more is compared with what was planted: right role, right line?
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bench.planted import PlantedFault, make_plant
+from bench.syncs.difference import Counts, Row, difference
+from bench.syncs.lint import ROLE as SOURCE
+from bench.syncs.lint import LintWay
+from bench.syncs.way import Way
+from dflash.device import Device
+
+STEPS = 3
+DRAFTER, MONITOR = "drafter/0", "monitor"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a way made of a fault.
+
+    Attributes:
+        rows: everything that it counted more with the fault than without.
+        hits: those with the right role and a line of the fault, as often as the fault happened.
+    """
+
+    way: str
+    fault: PlantedFault
+    rows: tuple[Row, ...]
+    hits: tuple[Row, ...]
+
+    @property
+    def kinds(self) -> str:
+        """The kinds of the hits, syncs first."""
+        return ", ".join(dict.fromkeys(row.kind for row in self.hits))
+
+
+def try_fault(way: Way, fault: PlantedFault) -> Found:
+    """Run the miniature under a way. The way must be available."""
+    off, on = _read_source(way, fault) if isinstance(way, LintWay) else _run(way, fault)
+    file, lines = fault.lines()
+    rows = difference(off, on)
+    role = SOURCE if isinstance(way, LintWay) else fault.role
+    hits = [row for row in rows if row.role == role and Path(row.place.file).samefile(file) and row.place.line in lines]
+    return Found(way.name, fault, tuple(rows), tuple(row for row in hits if row.on - row.off >= (1 if role == SOURCE else STEPS)))
+
+
+def _read_source(way: LintWay, fault: PlantedFault) -> tuple[Counts, Counts]:
+    file, lines = fault.lines()
+    counts = LintWay([Path(file)]).counts()
+    return {}, {key: n for key, n in counts.items() if key[2].line in lines}
+
+
+def _run(way: Way, fault: PlantedFault) -> tuple[Counts, Counts]:
+    plant = make_plant(fault.name)
+    device = Device(way.device) if way.device != "meta" else _meta_device()
+    plant.device = device
+    weight = torch.nn.Parameter(torch.ones(8, device=device.torch))
+    if fault.where == "backward":
+        weight.register_hook(plant.in_backward)
+    totals: list[Counts] = []
+
+    def step() -> None:
+        loss = (weight * weight).sum()
+        loss.backward()
+        plant.after_backward(loss)
+
+    def drafter() -> None:
+        with way.arm(DRAFTER):
+            _phases(plant.switch, step, lambda: totals.append(way.counts()))
+
+    def monitor() -> None:
+        with way.arm(MONITOR):
+            _phases(plant.switch, plant.mischief, lambda: totals.append(way.counts()))
+
+    for body in (drafter, monitor):
+        _in_thread(body)
+    # In each thread: warm, without, with.
+    first, second, third, fourth, fifth, sixth = totals
+    off = _sum(_minus(second, first), _minus(fifth, fourth))
+    return off, _sum(_minus(third, second), _minus(sixth, fifth))
+
+
+def _phases(switch: Callable[[bool], None], work: Callable[[], None], read: Callable[[], None]) -> None:
+    for on in (True, False, True):
+        switch(on)
+        for _ in range(STEPS):
+            work()
+        read()
+    switch(False)
+
+
+def _in_thread(body: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            body()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _meta_device() -> Device:
+    from bench.syncs.fake_device import MetaDevice
+
+    return MetaDevice("meta")
+
+
+def _minus(after: Counts, before: Counts) -> Counts:
+    return {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
+
+
+def _sum(one: Counts, other: Counts) -> Counts:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {*one, *other}}

@@ -21,10 +21,10 @@ class BatchCounters:
     """Sums over the batches built so far. Written by the prefetcher's thread alone; anyone may read.
 
     Attributes:
-        count: the switch of the `batch` collector; off, nothing below moves.
+        count: the switch of the `batch` collector, off at first; while off, nothing below moves.
         batches, samples: finished, cumulative.
         tokens, padded_tokens, loss_tokens: real tokens, tokens with padding, supervised tokens.
-        anchors, supervised_slots: places the loss has.
+        supervised_slots: slots that the loss covers.
         bin_tokens: width of a length bin.
         length_bins: samples by length; bin i holds lengths of `(i * bin_tokens, (i+1) * bin_tokens]`.
     """
@@ -42,7 +42,7 @@ class BatchCounters:
     )
 
     def __init__(self, longest: int = BINS) -> None:
-        self.count = True
+        self.count = False
         self.batches = self.samples = 0
         self.tokens = self.padded_tokens = self.loss_tokens = self.supervised_slots = 0
         self.bin_tokens = -(-longest // BINS)

@@ -51,10 +51,10 @@ else:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    """A small part of the real library under a root of its own: enough functions, and two seconds instead of ten."""
+    """A small part of the real library under a root of its own: enough functions, and one second instead of ten."""
     root = tmp_path_factory.mktemp("library")
     real = Path(sysconfig.get_paths()["stdlib"])
-    for name in ("asyncio", "email", "json", "unittest", "test/support"):
+    for name in ("asyncio", "json", "unittest", "test/support"):
         if (real / name).is_dir():  # some systems package `test` apart
             shutil.copytree(real / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "test_*", "*.txt", "data"))
     (root / "broken.py").write_text("def (:\n")
@@ -89,7 +89,7 @@ def test_library_once_and_in_an_order_of_names_only(library):
     assert len({function.source for function in functions}) == len(functions)
     assert len({(function.module, function.name) for function in functions}) == len(functions)
     assert [function.key for function in functions] == sorted(function.key for function in functions)
-    assert {function.module.split(".")[0] for function in functions} == {"asyncio", "email", "json", "unittest"}
+    assert {function.module.split(".")[0] for function in functions} == {"asyncio", "json", "unittest"}
     for function in functions[:50]:
         compile(function.source, function.name, "exec")
 
@@ -175,7 +175,7 @@ def test_any_text_comes_back(built):
 def test_corpus_is_compressed(built):
     """Some two and a half bytes for each token, or the vocabulary was not trained on it."""
     tokenizer = read_tokenizer(built / "tokenizer")
-    text = (built / "heldout.jsonl").read_text()[:50_000]
+    text = (built / "heldout.jsonl").read_text()
     assert len(text) / len(tokenizer.encode(text)) > 2.0
 
 
@@ -198,7 +198,7 @@ def test_open_data_of_the_built_in_corpus(built, monkeypatch):
     train, heldout = open_data(config, limit=20), open_data(config, "heldout")
     assert len(train.samples) == 20
     assert train.samples[0].origin.startswith(str(built / "train.jsonl"))
-    assert len(heldout.samples) > 10
+    assert len(heldout.samples) > 5
     text = train.tokenizer.decode(train.samples[0].input_ids[train.samples[0].loss_mask])
     assert text.startswith("```python\n")
     assert isinstance(config, Config)

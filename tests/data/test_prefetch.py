@@ -71,6 +71,7 @@ def test_several_consumers_get_each_batch_once(parts):
 
 def test_counters_are_those_of_the_batches(parts):
     prefetcher = BatchPrefetcher(*parts, depth=2, stop_index=9, longest=32)
+    prefetcher.counters.count = True
     prefetcher.start()
     batches = drain(prefetcher)
     counters = prefetcher.counters
@@ -83,7 +84,6 @@ def test_counters_are_those_of_the_batches(parts):
 
 def test_counters_off_stand_still(parts):
     prefetcher = BatchPrefetcher(*parts, depth=2, stop_index=4)
-    prefetcher.counters.count = False
     prefetcher.start()
     drain(prefetcher)
     assert prefetcher.counters.batches == prefetcher.counters.tokens == sum(prefetcher.counters.length_bins) == 0

@@ -1,0 +1,249 @@
+"""The machine's key, its state, and when it is unfit. NVML is a stand-in; /proc is the real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench import machine
+from bench.records import GpuState, MachineState
+
+GPUS = [("NVIDIA RTX PRO 6000", "aaaa"), ("NVIDIA RTX PRO 6000", "bbbb")]
+
+
+class Nvml:
+    """As much of pynvml as machine.py asks for. A value that is an exception is raised."""
+
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, uuids: list[str], **values: Any) -> None:
+        self.uuids = uuids
+        self.values = {"reasons": 0x4, "pids": [], "power": 400_000, "clock": 1800, "driver": "580.1"} | values
+        self.opened = self.closed = 0
+
+    def _give(self, name: str) -> Any:
+        value = self.values[name]
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def nvmlInit(self) -> None:
+        self.opened += 1
+        if "init" in self.values:
+            raise self.values["init"]
+
+    def nvmlShutdown(self) -> None:
+        self.closed += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return self.uuids[handle]
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"NVIDIA H200"
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return str(self._give("driver"))
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13020
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return int(self._give("clock"))
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
+        return 55
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return int(self._give("power"))
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return 700_000
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return int(self._give("reasons"))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid) for pid in self._give("pids")]
+
+
+def key(gpus: list[tuple[str, str]] = GPUS, cpu: str = "AMD EPYC 9575F", cpus: int = 64, **versions: str) -> str:
+    return machine.describe(gpus, cpu, cpus, versions).key
+
+
+def test_versions_and_a_reboot_do_not_change_the_key() -> None:
+    """GPUs may be counted in another order after a reboot; Python, torch and the driver may be newer."""
+    assert key(python="3.11.7", torch="2.11", driver="570") == key(GPUS[::-1], python="3.14.0", torch="2.13", driver="580")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gpus": [GPUS[0], ("NVIDIA RTX PRO 6000", "cccc")]},  # same model, another card
+        {"gpus": GPUS[:1]},
+        {"gpus": [*GPUS, ("NVIDIA RTX PRO 6000", "cccc")]},
+        {"gpus": [("NVIDIA H200", uuid) for _, uuid in GPUS]},
+        {"gpus": []},
+        {"cpu": "AMD EPYC 9655"},
+        {"cpus": 32},
+    ],
+)
+def test_other_hardware_changes_the_key(other: dict[str, Any]) -> None:
+    assert key(**other) != key()
+
+
+def test_key_is_a_folder_name_that_can_be_read() -> None:
+    assert key().startswith("2x-rtx-pro-6000-")
+    assert machine.describe([], "Intel(R) Xeon(R) CPU @ 2.10GHz", 2, {}).key.startswith("cpu-intel-xeon-")
+    assert machine.identify(Nvml([])).key.replace("-", "").replace(".", "").isalnum()
+
+
+def test_identify_hashes_uuids_and_creates_no_cuda_context() -> None:
+    nvml = Nvml(["GPU-1", "GPU-2"])
+    found = machine.identify(nvml)
+    assert [model for model, _ in found.gpus] == ["NVIDIA H200"] * 2
+    assert "GPU-1" not in str(found)
+    assert (found.versions["driver"], found.versions["cuda driver"]) == ("580.1", "13.2")
+    assert (nvml.opened, nvml.closed) == (1, 1)
+    code = "import sys, bench.machine as m; m.identify(); m.read_state(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_driver_is_a_machine_without_gpus() -> None:
+    assert machine.identify(Nvml(["GPU-1"], init=RuntimeError("driver not loaded"))).gpus == ()
+
+
+def test_a_value_that_nvml_does_not_give_is_none() -> None:
+    nvml = Nvml(["GPU-1"], power=RuntimeError("not supported"), pids=RuntimeError("no permission"), reasons=RuntimeError("no"))
+    (gpu,) = machine.read_gpus(frozenset({1}), nvml)
+    assert (gpu.power_w, gpu.foreign_processes, gpu.throttle_reasons) == (None, None, ())
+    assert (gpu.sm_clock_mhz, gpu.power_limit_w) == (1800, 700.0)
+
+
+def test_other_processes_on_the_gpu_are_counted_ours_are_not() -> None:
+    me = os.getpid()
+    assert machine.read_gpus(frozenset({me}), Nvml(["G"], pids=[me]))[0].foreign_processes == 0
+    assert machine.read_gpus(frozenset({me}), Nvml(["G"], pids=[me, 1]))[0].foreign_processes == 1
+    assert machine.read_gpus(frozenset({me}), Nvml(["G"], pids=[1]))[0].foreign_processes == 1
+
+
+def test_ids_from_outside_the_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container NVML tells the host's process ids: as many as we have CUDA processes are taken for ours."""
+    unknown = [4_194_300, 4_194_301]
+    monkeypatch.setattr(machine, "_uses_cuda", lambda pid: pid == os.getpid())
+    tree = frozenset({os.getpid()})
+    assert machine.read_gpus(tree, Nvml(["G"], pids=unknown[:1]))[0].foreign_processes == 0
+    assert machine.read_gpus(tree, Nvml(["G"], pids=unknown))[0].foreign_processes == 1
+
+
+def test_process_tree_holds_children() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as child:
+        try:
+            assert {os.getpid(), child.pid} <= machine.process_tree()
+            assert 1 not in machine.process_tree()
+        finally:
+            child.kill()
+
+
+def test_quota_and_throttling_from_both_control_group_versions(tmp_path: Path) -> None:
+    assert machine.cpu_quota(tmp_path) is None
+    assert machine.throttled_seconds(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 2500000\n")
+    assert machine.cpu_quota(tmp_path) == 1.5
+    assert machine.throttled_seconds(tmp_path) == 2.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert machine.cpu_quota(tmp_path) is None
+    old = tmp_path / "old"
+    (old / "cpu").mkdir(parents=True)
+    (old / "cpu/cpu.cfs_quota_us").write_text("200000\n")
+    (old / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    (old / "cpu/cpu.stat").write_text("throttled_time 3000000000\n")
+    assert (machine.cpu_quota(old), machine.throttled_seconds(old)) == (2.0, 3.0)
+
+
+def test_own_work_is_counted_children_included() -> None:
+    before = machine.read_state()
+    subprocess.run(
+        [sys.executable, "-c", "import time; t = time.process_time()\nwhile time.process_time() - t < 0.2: pass"], check=True
+    )
+    after = machine.read_state()
+    assert after.own_cpu_s - before.own_cpu_s > 0.15
+    assert after.monotonic_s > before.monotonic_s
+    assert time.monotonic() >= after.monotonic_s
+
+
+START = MachineState(0.0, load_1m=1.0, cpus=2, host_cpus=2, own_cpu_s=5.0, machine_cpu_s=100.0, steal_s=0.0, throttled_s=0.0)
+GPU = GpuState(0, sm_clock_mhz=1800, foreign_processes=0, throttle_reasons=("power cap",))
+
+
+def after(**changes: Any) -> MachineState:
+    """Ten seconds later, all work our own."""
+    return replace(START, **({"monotonic_s": 10.0, "own_cpu_s": 20.0, "machine_cpu_s": 115.0} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"machine_cpu_s": 126.0}, "other programs used 55% of the cores while measuring (at most 50%)"),
+        ({"steal_s": 6.0}, "the hypervisor took 30% of the cores away"),
+        ({"throttled_s": 8.0}, "the CPU quota held us back 40% of the time"),
+        (
+            {"gpus": (replace(GPU, throttle_reasons=("hardware thermal slowdown",)),)},
+            "GPU 0 was throttled after measuring: hardware",
+        ),
+        ({"gpus": (replace(GPU, throttle_reasons=("hardware power brake",)),)}, "hardware power brake"),
+        ({"gpus": (replace(GPU, foreign_processes=2),)}, "GPU 0 was shared with 2 other process(es) after measuring"),
+        ({"gpus": ()}, "the number of GPUs changed while measuring, 1 to 0"),
+    ],
+)
+def test_unfit(changes: dict[str, Any], reason: str) -> None:
+    reasons = machine.unfit(replace(START, gpus=(GPU,)), after(**({"gpus": (GPU,)} | changes)))
+    assert len(reasons) == 1
+    assert reason in reasons[0]
+
+
+def test_fit() -> None:
+    """Our own load, a GPU at its power cap and moderate load of others are how machines are."""
+    assert machine.unfit(replace(START, gpus=(GPU,)), after(gpus=(GPU,), machine_cpu_s=120.0)) == []
+    assert machine.unfit(None, None) == []
+    notes = machine.remarks(replace(START, gpus=(GPU,)), after(gpus=(GPU,), machine_cpu_s=120.0))
+    assert notes == [
+        "other programs used 25% of the cores while measuring",
+        "GPU 0 ran at its power cap",
+        "GPU 0 SM clock 1800 -> 1800 MHz",
+    ]
+
+
+def test_inside_a_cpu_set_the_hosts_load_says_nothing() -> None:
+    inside = replace(START, host_cpus=64)
+    assert machine.unfit(inside, after(host_cpus=64, machine_cpu_s=700.0)) == []
+
+
+def test_shared_before_measuring_is_unfit_even_when_gone_after() -> None:
+    busy = replace(START, gpus=(replace(GPU, foreign_processes=1),))
+    assert "before measuring" in machine.unfit(busy, after(gpus=(GPU,)))[0]
+
+
+def test_differences_of_versions() -> None:
+    assert machine.differences({"torch": "2.12", "python": "3.11"}, {"torch": "2.13", "python": "3.11", "triton": "3"}) == [
+        "torch 2.12 -> 2.13",
+        "triton absent -> 3",
+    ]

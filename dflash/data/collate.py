@@ -60,7 +60,7 @@ class Collator:
             weights=self._from(weights),
             document_start=starts_out,
             document_ids=document_ids,
-            documents=None if documents is None else DocumentRows.split(documents),
+            documents=None if documents is None else self._rows(documents),
             weight_sum=float(weights.sum(dtype=np.float64)),
             lengths=lengths,
             tokens=sum(lengths),
@@ -75,6 +75,10 @@ class Collator:
         if fill is not None:
             array.fill(fill)
         return array, tensor
+
+    def _rows(self, documents: np.ndarray) -> DocumentRows:
+        rows = DocumentRows.split(documents)
+        return DocumentRows(staged(rows.gather, pin=self.pin), staged(rows.scatter, pin=self.pin))
 
     def _from(self, array: np.ndarray) -> torch.Tensor:
         return staged(torch.from_numpy(array), pin=self.pin)

@@ -78,6 +78,9 @@ def test_packed_batch_equals_the_obvious_reference(made, anchors, block, seed):
     check(batch, list(rows), geometry)
     assert batch.document_ids is not None
     assert batch.document_ids.shape == batch.input_ids.shape
+    assert batch.documents is not None
+    apart = batch.input_ids.reshape(-1)[batch.documents.gather]
+    assert torch.equal(apart.flatten()[batch.documents.scatter].view_as(batch.input_ids), batch.input_ids)
     padding = torch.arange(24) >= torch.tensor(batch.lengths)[:, None]
     documents = batch.document_ids
     assert bool((documents[padding] > documents[~padding].max()).all()) if padding.any() else True

@@ -196,7 +196,7 @@ class Config(Section):
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file (None: all defaults) and lay `key.sub=value` settings over it.
+    """Read a TOML file, or the config.json that a run left (None: all defaults), and lay `key.sub=value` settings over it.
 
     Raises:
         UserError: missing or broken file, unknown key, value of the wrong type, settings that contradict each other.
@@ -206,14 +206,16 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     if path is not None:
         where = str(path)
         try:
-            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            tree = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
         except OSError as error:
             raise UserError(f"{where}: cannot read the config: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{where}: not valid TOML: {error}") from None
+        except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            kind = "JSON" if Path(path).suffix == ".json" else "TOML"
+            raise UserError(f"{where}: not valid {kind}: {error}") from None
         tree.setdefault("name", Path(path).stem)
-    for text in overrides:
-        _override(tree, text)
+    for setting in overrides:
+        _override(tree, setting)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:

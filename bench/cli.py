@@ -80,6 +80,7 @@ def build_parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _overhead(commands.add_parser("overhead", help="what does each collector cost?", description=run_overhead.__doc__))
+    _gate(commands.add_parser("gate", help="is this commit slower than that one?", description=run_gate.__doc__))
     return parser
 
 
@@ -124,6 +125,38 @@ def run_overhead(arguments: argparse.Namespace) -> int:
     )
     subject, counter = make_subject(arguments.subject, options.config, inject_percent=arguments.inject, plant=arguments.plant)
     return int(overhead.run_overhead(options, subject, Reporter(), count=counter).exit_code)
+
+
+def _gate(parser: argparse.ArgumentParser) -> None:
+    _common(parser, run_gate)
+    parser.add_argument("--base", required=True, metavar="REF", help="commit to compare with, e.g. origin/main or HEAD^1")
+    parser.add_argument("--minutes", type=minutes, default=10.0, metavar="M", help="time for measuring (default 10)")
+    parser.add_argument("--budget", type=budget, default=1.0, metavar="PERCENT", help="slowdown allowed (default 1%%)")
+    parser.add_argument(
+        "--inject", type=percent, default=0.0, metavar="PERCENT", help="slow head by a known share, to see it found"
+    )
+    parser.add_argument("--launches", type=natural, metavar="N", help="pairs of processes (default 3 to 6, by the time)")
+    parser.add_argument("--subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed")
+
+
+def run_gate(arguments: argparse.Namespace) -> int:
+    """Is this commit slower than that one, on this machine, now? Two resident processes take turns."""
+    from bench import gate
+    from bench.progress import Reporter
+    from dflash.config import load_config
+
+    options = gate.Options(
+        base=arguments.base,
+        config=load_config(arguments.config, arguments.set),
+        minutes=arguments.minutes,
+        budget_percent=arguments.budget,
+        seed=arguments.seed,
+        out=arguments.out,
+        subject=arguments.subject,
+        inject_percent=arguments.inject,
+        launches=arguments.launches or None,
+    )
+    return int(gate.run_gate(options, Reporter()).exit_code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from bench.code import ROOT
 from bench.plan import human_time
 from bench.progress import Reporter
-from bench.records import OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
+from bench.records import ALL, OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
 
 LIMIT_S = 600.0
 _COUNTS = TypeAdapter(dict[str, ExactCounts])
@@ -57,16 +57,27 @@ class ProcessCounter:
         config: `Config.model_dump(mode="json")` of what is trained.
         plant: name of a planted collector, or empty.
         root: the tree whose code is counted; its `bench` and `dflash` are the ones imported.
+        all_collectors: the arm `all` means all that the tree has, whatever the arm says.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, plant: str = "", root: Path = ROOT, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        plant: str = "",
+        root: Path = ROOT,
+        python: str = sys.executable,
+        all_collectors: bool = False,
+    ) -> None:
         self._config, self._plant, self._root, self._python = config, plant, root, python
+        self._all_collectors = all_collectors
 
     def start(self, arms: Sequence[Arm]) -> ProcessPending:
         request = {
             "config": dict(self._config),
             "plant": self._plant,
             "arms": {arm.name: sorted(arm.collectors) for arm in counted_arms(arms)},
+            "all_collectors": self._all_collectors,
         }
         return ProcessPending(request, self._root, self._python)
 
@@ -139,8 +150,12 @@ def main(answer_path: str) -> int:
     """The child process: request on stdin, counts to `answer_path`."""
     from bench.outputs import write
     from bench.syncs.proof import answer
+    from dflash.observe.registry import COLLECTORS
 
-    counts = answer(json.load(sys.stdin))
+    request = json.load(sys.stdin)
+    if request.pop("all_collectors"):
+        request["arms"][ALL] = [collector.name for collector in COLLECTORS]
+    counts = answer(request)
     write(Path(answer_path), _COUNTS.dump_json(counts).decode())
     return 0
 

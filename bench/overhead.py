@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from bench import baselines, counting, machine, outputs
 from bench.analysis import Analysis, analyse
@@ -13,10 +11,10 @@ from bench.code import read_commit
 from bench.measure import Run, measure
 from bench.plan import MIN_SEGMENT_S, choose_collectors, make_arms
 from bench.progress import Reporter
-from bench.records import ALL, BaselineView, ConfigRef, ExactCounts, ExitCode, Receipt, Segment
-from bench.report import terminal
+from bench.records import ALL, BaselineView, ConfigRef, ExactCounts, Machine, Receipt, Segment
+from bench.report.show import show
 from bench.stopping import Watch, judged
-from bench.subject import INJECTED, Subject
+from bench.subject import Subject
 from bench.verdict import Budgets, Judgement, judge
 from dflash.config import Config
 
@@ -99,8 +97,6 @@ def make_receipt(
     options: Options, run: Run, counts: Mapping[str, ExactCounts], faults: Sequence[str], *, counts_required: bool
 ) -> Receipt:
     """Judge a run. Pure but for the commit, the machine and the clock, which are read here."""
-    from dataclasses import replace
-
     measurement = replace(run.measurement, counts=counts, faults=(*run.measurement.faults, *faults))
     analysis = analyse(measurement)
     unfit = machine.unfit(measurement.before, measurement.after) if measurement.before and measurement.after else ()
@@ -158,15 +154,5 @@ def _reasons(judgement: Judgement, run: Run) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _baseline(options: Options, this: machine.Machine, analysis: Analysis) -> BaselineView:
+def _baseline(options: Options, this: Machine, analysis: Analysis) -> BaselineView:
     return baselines.view(this, options.config, analysis.throughput)
-
-
-def show(receipt: Receipt, folder: Path) -> None:
-    """The report on stdout, and where the files are on stderr."""
-    sys.stdout.write(terminal.render(receipt, color=sys.stdout.isatty()))
-    sys.stdout.flush()
-    print(f"{folder}/receipt.json, report.md, report.html", file=sys.stderr)
-
-
-__all__ = ["INJECTED", "ExitCode", "Options", "make_receipt", "run_overhead", "show"]

@@ -1,0 +1,467 @@
+"""`python -m bench gate --base REF`: is this commit slower than that one, on this machine, now?
+
+Two resident processes, one of each commit, take turns segment by segment, so both see the same minutes of the machine. They are
+launched anew a few times, since what a process got for its life (addresses, pages, threads on cores) differs between launches
+and not within one: the launch pair is the unit of the interval.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench import machine, outputs
+from bench.analysis import COUNT_KINDS
+from bench.code import read_commit
+from bench.counting import ProcessCounter
+from bench.intervals import contrasts, interval, throughput
+from bench.losses import LossCheck, check_losses
+from bench.plan import human_time, size
+from bench.progress import Reporter
+from bench.records import (
+    ALL,
+    OFF,
+    Arm,
+    BaselineView,
+    Commit,
+    ConfigRef,
+    ExactCounts,
+    ExitCode,
+    Interval,
+    MachineState,
+    Receipt,
+    Segment,
+    Throughput,
+    Verdict,
+)
+from bench.report.show import show
+from bench.resident import Resident, WorkerLost
+from bench.stopping import SHARE_OF_BUDGET
+from bench.subject import SegmentRequest, Taken
+from bench.verdict import Judgement, judge_pair
+from bench.worktrees import NoHarness, Tree, checked_out
+from dflash.config import Config
+
+BASE, HEAD = "base", "head"
+MINUTES = 10.0
+LAUNCHES = (3, 6)
+"""Fewest and most launches; about two minutes each."""
+LAUNCH_MINUTES = 2.0
+MIN_ROUNDS = 4
+"""Rounds (of four segments) in a launch, at least."""
+TRACE_STEPS = 12
+MEMORY_PERCENT = 2.0
+"""Every launch of head needs this much more memory than every launch of base: over. Peak memory hardly varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for. `inject_percent` slows head by a known share, to see it found."""
+
+    base: str
+    config: Config
+    minutes: float = MINUTES
+    budget_percent: float = 1.0
+    seed: int = 0
+    out: str | None = None
+    subject: str = "trainer"
+    inject_percent: float = 0.0
+    launches: int | None = None
+
+    @property
+    def time_s(self) -> float:
+        return 60.0 * self.minutes
+
+
+@dataclass(slots=True)
+class Launch:
+    """What one pair of processes gave."""
+
+    segments: list[Segment] = field(default_factory=list)
+    losses: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that a gate's verdict is taken from."""
+
+    launches: list[Launch] = field(default_factory=list)
+    cycle: int = 1
+    incomplete: list[str] = field(default_factory=list)
+    not_comparable: list[str] = field(default_factory=list)
+    counts: dict[str, ExactCounts] = field(default_factory=dict)
+    before: MachineState | None = None
+    after: MachineState | None = None
+    stopped: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [segment for launch in self.launches for segment in launch.segments]
+
+    def interval(self) -> Interval | None:
+        """Head against base over the launches."""
+        return interval(contrasts(self.segments, (HEAD,), (BASE,), self.cycle))
+
+
+def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> Receipt:
+    """Measure both commits, judge, write the three files, print the report.
+
+    Raises:
+        UserError: no such base, or a config that is wrong.
+    """
+    folder = outputs.choose_folder(options.out, "gate")
+    places = {} if root is None else {"root": root}
+    started = time.monotonic()
+    try:
+        with checked_out(options.base, reporter.say, **places) as (base, head):
+            evidence = gather(options, base, head, reporter)
+            receipt = make_receipt(options, evidence, base.commit, head.commit, time.monotonic() - started)
+            if head.commit.dirty and read_commit(head.root) != head.commit:
+                evidence.incomplete.append("the uncommitted changes changed while they were measured")
+                receipt = make_receipt(options, evidence, base.commit, head.commit, time.monotonic() - started)
+    except NoHarness as error:
+        evidence = Evidence(incomplete=[str(error)])
+        receipt = make_receipt(options, evidence, Commit(""), read_commit(**places), time.monotonic() - started)
+    outputs.write_all(receipt, folder)
+    show(receipt, folder)
+    return receipt
+
+
+def gather(options: Options, base: Tree, head: Tree, reporter: Reporter) -> Evidence:
+    """Trace, count, and launch pairs until it is enough. What goes wrong is evidence too, not an exception."""
+    evidence = Evidence()
+    trees = (base, head)
+    orders = {tree.name: _order(options, base, tree) for tree in trees}
+    reporter.say(f"base {base.commit.id[:10]}, head {head.commit.id[:10]}{' + uncommitted changes' if head.commit.dirty else ''}")
+    if options.subject == "trainer":
+        try:
+            compare_traces(trees, orders, evidence, reporter)
+            count_both(trees, orders, evidence, reporter)
+        except WorkerLost as error:
+            evidence.incomplete.append(str(error))
+            return evidence
+    if evidence.not_comparable or evidence.incomplete:
+        return evidence
+    count = options.launches or min(LAUNCHES[1], max(LAUNCHES[0], round(options.minutes / LAUNCH_MINUTES)))
+    evidence.before = machine.read_state()
+    started = time.monotonic()
+    try:
+        for number in range(count):
+            left = options.time_s - (time.monotonic() - started)
+            if number >= LAUNCHES[0] and _clear(evidence, options.budget_percent):
+                evidence.stopped = "clear"
+                break
+            launch(options, trees, orders, evidence, number, left / (count - number), reporter)
+        else:
+            evidence.stopped = "time"
+    except WorkerLost as error:
+        evidence.incomplete.append(str(error))
+    evidence.after = machine.read_state()
+    return evidence
+
+
+def _order(options: Options, base: Tree, tree: Tree) -> dict[str, Any]:
+    """The first message to a worker. Only settings that differ from the defaults are sent: base may not know the newest ones."""
+    inject = options.inject_percent if tree.name == HEAD else 0.0
+    config = options.config.model_dump(mode="json", exclude_defaults=True)
+    if options.subject == "trainer":
+        config.setdefault("data", {})["cache"] = str(_cache(options.config, base, tree))
+    return {"subject": options.subject, "config": config, "inject_percent": inject, "trace_steps": 0}
+
+
+def _cache(config: Config, base: Tree, tree: Tree) -> Path:
+    """Prepared data is shared, unless the code that prepares it differs: then base makes its own beside its worktree."""
+    from bench.code import git
+
+    shared = Path(config.data.cache).resolve()
+    if tree is not base:
+        return shared
+    same = git("diff", "--quiet", base.commit.id, "--", "dflash/data") is not None
+    return shared if same else base.root.parent / "cache"
+
+
+def _clear(evidence: Evidence, budget_percent: float) -> bool:
+    found = evidence.interval()
+    return found is not None and (found.high - found.low) / 2 <= SHARE_OF_BUDGET * budget_percent
+
+
+# -- one pair of processes ----------------------------------------------------------------------------------------------
+
+
+def launch(
+    options: Options,
+    trees: Sequence[Tree],
+    orders: Mapping[str, Mapping[str, Any]],
+    evidence: Evidence,
+    number: int,
+    time_s: float,
+    reporter: Reporter,
+) -> None:
+    """Start both processes, let them take turns for `time_s` in all, end them. Raises WorkerLost."""
+    started = time.monotonic()
+    workers: list[Resident] = []
+    try:
+        for tree in trees:
+            workers.append(Resident(tree, orders[tree.name]))
+        for worker in workers:
+            worker.greet()
+        if workers[0].cycle != workers[1].cycle:
+            raise WorkerLost(f"base replays {workers[0].cycle} steps, head {workers[1].cycle}: not comparable")
+        evidence.cycle = workers[0].cycle
+        found = Launch()
+        evidence.launches.append(found)
+        _take_turns(options, workers, evidence, found, number, time_s - (time.monotonic() - started), reporter)
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _take_turns(
+    options: Options,
+    workers: Sequence[Resident],
+    evidence: Evidence,
+    found: Launch,
+    number: int,
+    time_s: float,
+    reporter: Reporter,
+) -> None:
+    arms = {worker.tree.name: Arm(worker.tree.name, frozenset(worker.collectors)) for worker in workers}
+    by_name = {worker.tree.name: worker for worker in workers}
+    washout = max(worker.washout for worker in workers) + 1
+    pilots = [
+        worker.turn(SegmentRequest(arms[worker.tree.name], -1, 0, worker.cycle, worker.warmup + worker.washout))
+        for worker in workers
+    ]
+    sizing = size(
+        step_s=max(1e-9, sum(pilot.segment.seconds / pilot.segment.steps for pilot in pilots) / 2),
+        cycle=evidence.cycle,
+        segments_per_round=4,
+        time_s=max(1.0, time_s),
+        washout=washout,
+        min_rounds=MIN_ROUNDS,
+    )
+    if number == 0:
+        reporter.say(
+            f"plan: base and head take turns, {sizing.steps} steps ({sizing.segment_s:.2f} s) each after {washout} dropped; "
+            f"up to {sizing.rounds} rounds of four turns in each launch, about {human_time(options.time_s)} in all"
+        )
+    taken: dict[str, list[Taken]] = {BASE: [], HEAD: []}
+    began = time.monotonic()
+    reporter.begin("measuring")
+    try:
+        for index, order in enumerate(pairs(options.seed + number)):
+            elapsed = time.monotonic() - began
+            if index >= MIN_ROUNDS and elapsed * (index + 1) / index > time_s:
+                break
+            reporter.advance(
+                f"launch {number + 1}, round {index + 1}", min(1.0, elapsed / max(time_s, 1e-9)), max(0.0, time_s - elapsed)
+            )
+            for place, name in enumerate(order):
+                request = SegmentRequest(arms[name], index, place, sizing.steps, washout)
+                item = by_name[name].turn(request)
+                taken[name].append(replace(item, segment=replace(item.segment, process=number)))
+    finally:
+        reporter.end()
+    _close_launch(workers, evidence, found, taken)
+
+
+def pairs(seed: int) -> Iterator[tuple[str, str, str, str]]:
+    """Endless rounds ABBA or BAAB by the toss of a coin: linear drift inside a round cancels exactly."""
+    generator = random.Random(seed)
+    while True:
+        first, second = (BASE, HEAD) if generator.random() < 0.5 else (HEAD, BASE)
+        yield first, second, second, first
+
+
+def _close_launch(workers: Sequence[Resident], evidence: Evidence, found: Launch, taken: Mapping[str, Sequence[Taken]]) -> None:
+    results = {worker.tree.name: worker.finish() for worker in workers}
+    checks: dict[str, LossCheck] = {}
+    for name, result in results.items():
+        losses = [(int(step), float(loss)) for step, loss in result["losses"]]
+        checks[name] = check_losses(taken[name], losses, evidence.cycle)
+        found.losses |= checks[name].losses
+        if checks[name].difference:
+            evidence.not_comparable.append(f"{name} does not repeat itself: {checks[name].difference}")
+        if result["peak_memory_bytes"]:
+            found.memory_bytes[name] = int(result["peak_memory_bytes"])
+        evidence.incomplete += [f"{name}: {fault}" for fault in result["faults"]]
+        evidence.notes += [f"{name}: {note}" for note in result["notes"]]
+    found.segments = sorted((s for check in checks.values() for s in check.segments), key=lambda s: (s.round, s.order))
+    text = first_difference(found.losses.get(BASE, ()), found.losses.get(HEAD, ()), "batch {} of the cycle")
+    if text:
+        evidence.not_comparable.append(f"not comparable, the work differs: {text}")
+
+
+# -- what is the same in both commits ---------------------------------------------------------------------------------------
+
+
+def first_difference(base: Sequence[float], head: Sequence[float], where: str) -> str:
+    """The first place at which two traces differ, with both values; empty when they are equal to the last bit."""
+    for place, (one, other) in enumerate(zip(base, head, strict=False)):
+        if one != other:
+            return f"{where.format(place)}: base {one!r}, head {other!r}"
+    if len(base) != len(head):
+        return f"base has {len(base)} values, head {len(head)}"
+    return ""
+
+
+def compare_traces(
+    trees: Sequence[Tree], orders: Mapping[str, Mapping[str, Any]], evidence: Evidence, reporter: Reporter
+) -> None:
+    """The first steps of real training in both trees, side by side. Raises WorkerLost."""
+    reporter.say(f"comparing the losses of the first {TRACE_STEPS} training steps of both")
+    workers = []
+    try:
+        for tree in trees:
+            workers.append(Resident(tree, {**orders[tree.name], "trace_steps": TRACE_STEPS}))
+        base, head = (worker.trace() for worker in workers)
+    finally:
+        for worker in workers:
+            worker.close()
+    for name, column in (("loss", 1), ("gradient norm", 2)):
+        text = first_difference([row[column] for row in base], [row[column] for row in head], f"{name} of step {{}}")
+        if text:
+            evidence.not_comparable.append(f"not comparable, training differs: {text}")
+            return
+    if len(base) < TRACE_STEPS:
+        evidence.incomplete.append(f"incomplete: only {len(base)} of {TRACE_STEPS} traced steps have a loss")
+
+
+def count_both(trees: Sequence[Tree], orders: Mapping[str, Mapping[str, Any]], evidence: Evidence, reporter: Reporter) -> None:
+    """Exact counts of both trees with all of their own collectors on."""
+    from bench.subjects.trainer import harness_config
+
+    reporter.say("counting syncs, operations, copies and allocations of both exactly")
+    pending = []
+    try:
+        for tree in trees:
+            config = harness_config(Config.model_validate(orders[tree.name]["config"])).model_dump(
+                mode="json", exclude_defaults=True
+            )
+            counter = ProcessCounter(config, root=tree.root, python=tree.python, all_collectors=True)
+            pending.append(counter.start([Arm(OFF), Arm(ALL)]))
+        for tree, one in zip(trees, pending, strict=True):
+            counts, faults = one.result()
+            evidence.incomplete += [f"{tree.name}: {fault}" for fault in faults]
+            if ALL in counts:
+                evidence.counts[tree.name] = replace(counts[ALL], arm=tree.name)
+    finally:
+        for one in pending:
+            one.close()
+
+
+def counts_added(evidence: Evidence) -> tuple[dict[str, int | None], list[str]]:
+    """What head counts more than base by kind, and why that cannot be told."""
+    base, head = evidence.counts.get(BASE), evidence.counts.get(HEAD)
+    if base is None or head is None:
+        return {}, []
+    faults = [f"the counter of {one.arm} was not armed: {'; '.join(one.unavailable)}" for one in (base, head) if not one.armed]
+    if base.steps != head.steps:
+        faults.append(f"base was counted over {base.steps} steps, head over {head.steps}")
+    pairs_by_kind = {kind: (getattr(base, kind), getattr(head, kind)) for kind in COUNT_KINDS}
+    added = {kind: None if a is None or b is None else b - a for kind, (a, b) in pairs_by_kind.items()}
+    return added, faults
+
+
+def memory_rise(launches: Sequence[Launch]) -> str:
+    """One line when every launch of head takes clearly more memory than every launch of base."""
+    base = [launch.memory_bytes[BASE] for launch in launches if BASE in launch.memory_bytes]
+    head = [launch.memory_bytes[HEAD] for launch in launches if HEAD in launch.memory_bytes]
+    if not base or not head or min(head) <= max(base) * (1 + MEMORY_PERCENT / 100):
+        return ""
+    return f"peak memory rose from at most {max(base) / 1e6:,.0f} MB to at least {min(head) / 1e6:,.0f} MB"
+
+
+# -- the receipt ----------------------------------------------------------------------------------------------------------------
+
+
+def make_receipt(options: Options, evidence: Evidence, base: Commit, head: Commit, seconds: float) -> Receipt:
+    """Judge the evidence. Pure but for the machine and the clock, which are read here."""
+    judgement = judge(options, evidence)
+    segments = evidence.segments
+    found = throughput(segments, HEAD)
+    losses = evidence.launches[-1].losses if evidence.launches else {}
+    return Receipt(
+        command="gate",
+        commit=head,
+        machine=machine.identify(),
+        config=ConfigRef(options.config.name, options.config.digest()),
+        arms={name: tuple(s for s in segments if s.arm == name) for name in (BASE, HEAD)},
+        losses_equal=None if not losses else not evidence.not_comparable,
+        collectors=(),
+        all=None if judgement.all is None else replace(judgement.all, name=HEAD),
+        throughput=None if found is None else Throughput(*found),
+        baseline=BaselineView("not-used", note="a gate compares two commits on one machine, now"),
+        pipeline_efficiency=None,
+        verdict=judgement.verdict,
+        exit_code=judgement.exit_code,
+        created=outputs.now_utc(),
+        budget_percent=options.budget_percent,
+        collector_budget_percent=options.budget_percent,
+        reasons=judgement.reasons,
+        counts=dict(evidence.counts),
+        losses=losses,
+        before=evidence.before,
+        after=evidence.after,
+        subject=options.subject,
+        cycle=evidence.cycle,
+        options={
+            "base": options.base,
+            "seed": options.seed,
+            "minutes": options.minutes,
+            "launches": len(evidence.launches),
+            "inject_percent": options.inject_percent,
+            "stopped": evidence.stopped,
+            "seconds": round(seconds, 1),
+        },
+        extra={"base": {"commit": base.id}, "sides": sides(evidence), "notes": evidence.notes},
+    )
+
+
+def judge(options: Options, evidence: Evidence) -> Judgement:
+    """The verdict: of the contrast, of the exact counts, and of peak memory."""
+    added, faults = counts_added(evidence)
+    incomplete = list(evidence.incomplete)
+    if not incomplete and not evidence.not_comparable and options.subject == "trainer" and not evidence.counts:
+        incomplete.append("incomplete: exact counts were not taken")
+    unfit = machine.unfit(evidence.before, evidence.after) if evidence.before and evidence.after else ()
+    found = None if evidence.not_comparable and not evidence.segments else evidence.interval()
+    if found is None and evidence.not_comparable:
+        # The work differs, so nothing was measured; that is the reason, not the missing interval.
+        return Judgement(Verdict.INVALID, ExitCode.INVALID, (*evidence.not_comparable, *incomplete))
+    judgement = judge_pair(
+        found,
+        options.budget_percent,
+        added=added,
+        incomplete=incomplete,
+        not_comparable=[*evidence.not_comparable, *faults],
+        unfit=unfit,
+        name=HEAD,
+    )
+    memory = memory_rise(evidence.launches)
+    if memory and judgement.exit_code in (ExitCode.WITHIN, ExitCode.UNRESOLVED):
+        return replace(judgement, verdict=Verdict.OVER, exit_code=ExitCode.OVER, reasons=(memory, *judgement.reasons))
+    return judgement
+
+
+def sides(evidence: Evidence) -> dict[str, dict[str, float | int | None]]:
+    """Throughput, slowest steps and memory of each side, for the report; none of it is judged by its own."""
+    table: dict[str, dict[str, float | int | None]] = {}
+    for name in (BASE, HEAD):
+        steps = sorted(second for s in evidence.segments if s.arm == name for second in s.step_seconds)
+        speed = throughput(evidence.segments, name)
+        memory = [launch.memory_bytes[name] for launch in evidence.launches if name in launch.memory_bytes]
+        table[name] = {
+            "tokens_per_second": None if speed is None else round(speed[0], 2),
+            "step_p50_ms": round(1e3 * steps[len(steps) // 2], 3) if steps else None,
+            "step_p99_ms": round(1e3 * steps[min(len(steps) - 1, int(0.99 * len(steps)))], 3) if steps else None,
+            "peak_memory_bytes": max(memory) if memory else None,
+        }
+    return table

@@ -1,0 +1,139 @@
+"""The parent's end of a gate worker: starts it, gives it turns, and says in one line what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from bench.gate_worker import PROTOCOL
+from bench.records import Segment
+from bench.subject import SegmentRequest, Taken
+from bench.worktrees import Tree
+
+BUILD_S = 600.0
+TURN_S = 120.0
+
+
+class WorkerLost(Exception):
+    """A worker died, hung or spoke nonsense; the message says which and why."""
+
+
+class Resident:
+    """One worker process of one tree.
+
+    Args:
+        order: the first message, see `gate_worker`.
+    """
+
+    def __init__(self, tree: Tree, order: Mapping[str, Any]) -> None:
+        self.tree = tree
+        self.cycle = self.washout = self.warmup = 0
+        self.collectors: tuple[str, ...] = ()
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        environment = dict(os.environ, PYTHONPATH=str(tree.root), PYTHONUNBUFFERED="1")
+        self._process = subprocess.Popen(
+            [tree.python, "-m", "bench.gate_worker"],
+            cwd=tree.root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+        self._send(order)
+
+    def greet(self) -> None:
+        """Wait until it is built. Raises WorkerLost, also when it speaks another protocol or runs another tree's code."""
+        hello = self._receive(BUILD_S)["hello"]
+        if hello["protocol"] != PROTOCOL:
+            raise WorkerLost(
+                f"{self.tree.name} speaks gate protocol {hello['protocol']}, this harness {PROTOCOL}: not comparable"
+            )
+        if Path(hello["root"]).resolve() != self.tree.root.resolve():
+            raise WorkerLost(f"{self.tree.name} ran the code in {hello['root']}, not that in {self.tree.root}")
+        self.cycle, self.washout, self.warmup = hello["cycle"], hello["washout"], hello["warmup"]
+        self.collectors = tuple(hello["collectors"])
+
+    def turn(self, request: SegmentRequest) -> Taken:
+        """Let it run one segment, and stand still again. Raises WorkerLost."""
+        self._send(
+            {
+                "arm": request.arm.name,
+                "on": sorted(request.arm.collectors),
+                "round": request.round,
+                "order": request.order,
+                "steps": request.steps,
+                "washout": request.washout,
+            }
+        )
+        answer = self._receive(BUILD_S if request.round < 0 else TURN_S)
+        fields = dict(answer["segment"])
+        for name in ("step_seconds", "step_tokens"):
+            fields[name] = tuple(fields[name])
+        return Taken(answer["first_step"], Segment(**fields))
+
+    def finish(self) -> dict[str, Any]:
+        """End the run; its result. Raises WorkerLost."""
+        self._send({"stop": True})
+        result: dict[str, Any] = self._receive(TURN_S)["result"]
+        return result
+
+    def trace(self) -> list[tuple[int, float, float]]:
+        """The answer of a worker that was asked for a trace. Raises WorkerLost."""
+        return [(int(step), float(loss), float(norm)) for step, loss, norm in self._receive(BUILD_S)["trace"]]
+
+    def close(self) -> None:
+        """Make sure that it is gone; may be called at any time."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(5.0)
+        self._errors.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `_receive` tells why it is gone
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+
+    def _receive(self, timeout_s: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            raise WorkerLost(f"{self.tree.name} gave no answer within {timeout_s:.0f} s") from None
+        if not line:
+            raise WorkerLost(f"{self.tree.name} crashed (exit code {self._process.wait()}): {self._last_words()}")
+        try:
+            message: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:
+            raise WorkerLost(f"{self.tree.name} wrote {line[:60]!r} instead of a message") from None
+        if "error" in message:
+            raise WorkerLost(f"{self.tree.name} refused: {message['error']}")
+        return message
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return lines[-1] if lines else "no message"

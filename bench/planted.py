@@ -7,8 +7,8 @@ Each one is a collector like any other, with a switch, and does its mischief onl
     plant.install(trainer)                  # before run
     observer.switch("item", True)
 
-The faults of a worker run in drafter 0's thread right after backward; `backward_sync` runs inside backward, in a hook of a
-parameter; those of the monitor run in its tick.
+The faults of a worker run in drafter 0's thread right after backward; `backward_sync` runs inside backward, in a hook of
+the drafter's output; those of the monitor run in its tick.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Plant(Collector):
         if self.fault.act is _held_gil:
             self.gil_length = max(1, int(self.gil_length * HELD_SHARE * self.tick_s / _seconds_held(self.gil_length)))
         if self.fault.where == "backward":
-            next(replica.drafter.parameters()).register_hook(self.in_backward)
+            replica.drafter.register_forward_hook(self._hang_into_backward)
 
     def after_backward(self, loss: torch.Tensor) -> None:
         """Called in drafter 0's thread."""
@@ -104,8 +104,12 @@ class Plant(Collector):
                 self.fault.act(loss, self)
             self._loss = loss.detach()
 
+    def _hang_into_backward(self, module: object, inputs: object, hidden: torch.Tensor) -> None:
+        if self.on and hidden.requires_grad:
+            hidden.register_hook(self.in_backward)
+
     def in_backward(self, gradient: torch.Tensor) -> None:
-        """The hook of a parameter."""
+        """The hook of a tensor, called inside backward."""
         if self.on:
             self.fault.act(gradient, self)
 

@@ -32,7 +32,8 @@ HOST_KEYS = {"num_host_alloc": "pinned malloc", "num_host_free": "pinned free"}
 def rises(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """How much each known counter rose, by kind."""
     kinds = {**DEVICE_KEYS, **HOST_KEYS}
-    return {kind: after[key] - before[key] for key, kind in kinds.items() if key in after and after[key] > before.get(key, 0)}
+    rose = {kind: after.get(key, 0) - before.get(key, 0) for key, kind in kinds.items()}
+    return {kind: amount for kind, amount in rose.items() if amount > 0}
 
 
 def read() -> dict[str, int]:

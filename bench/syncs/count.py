@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bench.syncs.difference import Counts, counts_table
 from dflash.observe.sync_guard import summed, watched
-from dflash.observe.sync_scope import WORK, Ledger, Scope, current_scope
+from dflash.observe.sync_scope import WORK, Ledger, Scope
 
 MAIN = "main"
 
@@ -39,16 +39,13 @@ class SyncCount:
     def __init__(self, ledger: Ledger, warmup: int) -> None:
         self._ledger, self.warmup = ledger, warmup
         self.finished = 0
-        ledger.armed = not warmup
+        self.scopes: list[Scope] = []
 
     def step(self) -> None:
         """A step of the program has ended."""
         self.finished += 1
-        scope = current_scope()
-        if scope is not None:
+        for scope in self.scopes:
             scope.mark_step(self.finished)
-        if self.finished >= self.warmup:
-            self._ledger.armed = True
 
     @property
     def steps(self) -> int:
@@ -57,8 +54,11 @@ class SyncCount:
 
     @property
     def counts(self) -> Counts:
-        """(role, kind, place) -> number, declared syncs not among them."""
-        return summed(self._ledger.counts.copy())
+        """(role, kind, place) -> number in whole steps behind the warm-up; of everything when the program marked no step."""
+        counts = self._ledger.counts.copy()
+        if not self.finished and not self.warmup:
+            return summed(counts)
+        return summed({key: n for key, n in counts.items() if self.warmup <= key.step < self.finished})
 
     @property
     def total(self) -> int:
@@ -85,12 +85,18 @@ def count_syncs(*, device: str | None = None, warmup: int = 0, role: str = MAIN,
     """
     named = torch.device(device) if device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda, strict = named.type == "cuda", named.index is not None
-    ledger = Ledger(work=work, by_step=False)
+    ledger = Ledger(armed=True, work=work)
     counted = SyncCount(ledger, warmup)
     run = threading.Thread.run
 
+    def scope_of(name: str) -> Scope:
+        scope = Scope(name, True, ledger)
+        scope.mark_step(counted.finished)
+        counted.scopes.append(scope)
+        return scope
+
     def counted_run(thread: threading.Thread) -> None:
-        with watched(Scope(thread.name, True, ledger), None, cuda=cuda, strict=strict):
+        with watched(scope_of(thread.name), None, cuda=cuda, strict=strict):
             run(thread)
 
     def stepped(*arguments: Any) -> None:
@@ -100,7 +106,7 @@ def count_syncs(*, device: str | None = None, warmup: int = 0, role: str = MAIN,
     try:
         with (
             mock.patch.object(threading.Thread, "run", counted_run),
-            watched(Scope(role, True, ledger), None, cuda=cuda, strict=strict),
+            watched(scope_of(role), None, cuda=cuda, strict=strict),
         ):
             yield counted
     finally:

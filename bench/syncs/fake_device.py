@@ -9,8 +9,10 @@ process at the first gradient and fails at Python indexing: "not linked with sup
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -43,6 +45,8 @@ class FakeDeviceWay:
 
     def __init__(self) -> None:
         self.notes = Notes()
+        self.operations: dict[str, int] = {}
+        """Operators seen, by role: an audit of nothing finds nothing."""
 
     def available(self) -> str | None:
         return None
@@ -59,18 +63,19 @@ class FakeDeviceWay:
 
     @contextlib.contextmanager
     def _armed(self, scope: Scope) -> Iterator[Scope]:
-        with entered(scope), _Audit(scope, self.notes):
+        with entered(scope), _Audit(scope, self):
             yield scope
 
 
 class _Audit(TorchDispatchMode):
-    def __init__(self, scope: Scope, notes: Notes) -> None:
+    def __init__(self, scope: Scope, way: FakeDeviceWay) -> None:
         super().__init__()
-        self.sync_scope, self._notes = scope, notes
+        self.sync_scope, self._notes, self._operations = scope, way.notes, way.operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
+        self._operations[self.sync_scope.role] = self._operations.get(self.sync_scope.role, 0) + 1
         if name in ("aten::_to_copy", "aten::copy_") and (copied := self._copied(name, args, kwargs)) is not None:
             return copied
         try:
@@ -141,17 +146,16 @@ def _meta_drafter(*arguments: Any) -> Drafter:
         return Drafter(*arguments)
 
 
-def audit(config: Config, steps: int = 3) -> FakeDeviceWay:
+def audit(config: Config, steps: int = 3, plant: str = "") -> FakeDeviceWay:
     """Run the real trainer for some steps on `meta` devices, all collectors on, every worker and the monitor audited.
 
     Left out: what happens outside the workers (warm-up, checkpoints), and values: losses are zeros.
 
     Args:
         config: with sinks off; devices are replaced.
+        plant: a bad collector out of `bench.planted.PLANTED` to switch on.
     """
-    import tempfile
-    from pathlib import Path
-
+    from bench.planted import make_plant
     from dflash.observe.observer import Observer
     from dflash.observe.registry import COLLECTORS
     from dflash.observe.roles import RoleMap
@@ -166,6 +170,7 @@ def audit(config: Config, steps: int = 3) -> FakeDeviceWay:
         }
     )
     way = FakeDeviceWay()
+    planted = make_plant(plant) if plant else None
     inputs = prepare_inputs(config)
     parts = mock.patch.multiple("dflash.pipeline.build", Device=MetaDevice, Drafter=_meta_drafter)
     with tempfile.TemporaryDirectory(prefix="dflash-audit-") as folder, parts:
@@ -173,7 +178,11 @@ def audit(config: Config, steps: int = 3) -> FakeDeviceWay:
         try:
             # The warm-up is no part of the steady state; under the audit it may read whatever it likes.
             with FakeDeviceWay().arm("warm-up"):
-                trainer = Trainer(inputs, Path(folder), observer, scopes=way, save_checkpoints=False)
+                hooks = planted.hooks() if planted is not None else None
+                trainer = Trainer(inputs, Path(folder), observer, scopes=way, hooks=hooks, save_checkpoints=False)
+            if planted is not None:
+                planted.install(trainer)
+                observer.switch(planted.name, True)
             trainer.run()
         finally:
             observer.close()

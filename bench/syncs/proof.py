@@ -166,13 +166,13 @@ OUTSIDE = -2
 """Step of what belongs to no arm."""
 
 
-def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plant: str = "", cycle: int = CYCLE) -> Proof:
+def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plants: Sequence[str] = (), cycle: int = CYCLE) -> Proof:
     """Run the trainer once and count every arm.
 
     Args:
         config: as the harness runs it (ordered, learning rate 0, no sinks but JSONL).
         arms: name -> collectors that are on; "off" must be there.
-        plant: a bad collector out of `bench.planted.PLANTED`, on in the arms that name it.
+        plants: bad collectors out of `bench.planted.PLANTED`, each on in the arms that name it.
         cycle: batches in the cycle; that many steps of each arm are counted.
     """
     from bench.planted import make_plant
@@ -184,14 +184,16 @@ def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plant: str 
     # Batches that may be on their way when a switch is thrown: waiting, in a worker's hands, or being collated.
     depth = config.queue.capacity + config.data.prefetch + len(config.target.devices) + 2 * len(config.drafter.devices) + 1
     windows = _Windows(arms, cycle, washout=-(-depth // per_step) + 1, scopes=scopes)
-    planted = make_plant(plant) if plant else None
+    planted = [make_plant(name) for name in plants]
     with tempfile.TemporaryDirectory(prefix="dflash-proof-") as folder:
-        hooks = windows if planted is None else planted.hooks(windows)
+        hooks: Any = windows
+        for plant in planted:
+            hooks = plant.hooks(hooks)
         trainer = _trainer(config, windows.steps, cycle, Path(folder), scopes, hooks)
         windows.trainer = trainer
         windows.ticks = trainer.observer.add(_Ticks)
-        if planted is not None:
-            planted.install(trainer)
+        for plant in planted:
+            plant.install(trainer)
         scopes.arm()
         try:
             result = trainer.run()
@@ -298,7 +300,8 @@ def answer(request: Mapping[str, Any]) -> dict[str, ExactCounts]:
         request: `config` (a dumped `Config`), `plant` (a name or ""), `arms` {name: collectors that are on}.
     """
     config = Config.model_validate(request["config"])
-    return exact_counts(count_arms(config, request["arms"], plant=request["plant"], cycle=request.get("cycle", CYCLE)))
+    plants = [request["plant"]] if request["plant"] else []
+    return exact_counts(count_arms(config, request["arms"], plants=plants, cycle=request.get("cycle", CYCLE)))
 
 
 _COARSE = {

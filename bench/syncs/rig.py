@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from bench.planted import PlantedFault, make_plant
+from bench.syncs.allocator import AllocatorWay
 from bench.syncs.difference import Counts, Row, difference
 from bench.syncs.lint import ROLE as SOURCE
 from bench.syncs.lint import LintWay
@@ -30,7 +31,8 @@ class Found:
 
     Attributes:
         rows: everything that it counted more with the fault than without.
-        hits: those with the right role and a line of the fault, as often as the fault happened.
+        hits: those with the right role and a line of the fault, as often as the fault happened (source is read once, and a
+            cache can be empty already).
     """
 
     way: str
@@ -50,8 +52,13 @@ def try_fault(way: Way, fault: PlantedFault) -> Found:
     file, lines = fault.lines()
     rows = difference(off, on)
     role = SOURCE if isinstance(way, LintWay) else fault.role
-    hits = [row for row in rows if row.role == role and Path(row.place.file).samefile(file) and row.place.line in lines]
-    return Found(way.name, fault, tuple(rows), tuple(row for row in hits if row.on - row.off >= (1 if role == SOURCE else STEPS)))
+    hits = [row for row in rows if row.role == role and _same(row.place.file, file) and row.place.line in lines]
+    least = 1 if isinstance(way, LintWay | AllocatorWay) else STEPS
+    return Found(way.name, fault, tuple(rows), tuple(row for row in hits if row.on - row.off >= least))
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
 
 
 def _read_source(way: LintWay, fault: PlantedFault) -> tuple[Counts, Counts]:

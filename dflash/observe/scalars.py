@@ -39,7 +39,7 @@ class LateScalars:
     def __init__(self, device: Device, width: int, depth: int) -> None:
         self._device = device
         self._rows = [device.pinned((width,), torch.float32) for _ in range(depth)]
-        self._views = [row.numpy() for row in self._rows]
+        self._views = [row.numpy() for row in self._rows]  # sync: ok, host memory
         self._events = [device.event() for _ in range(depth)]
         self._steps = [0] * depth
         self._tags: list[Any] = [None] * depth
@@ -78,7 +78,7 @@ class LateScalars:
 
     def drain_blocking(self) -> list[LateRow]:
         """All pushed rows, after waiting for the device. Only at the end of a run, inside `allowed_sync`."""
-        self._device.synchronize()
+        self._device.synchronize()  # sync: ok, the end of a run
         rows = []
         while self._tail < self._head:
             rows.append(self._take(self._tail % len(self._rows)))

@@ -98,6 +98,25 @@ def _keeping_mode(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _naming_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch groups tensors by device in C++, where the simulated device has no name of its own."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        groups = original(*args, **kwargs)
+        scope = current_scope()
+        if scope is None or not scope.simulated:
+            return groups
+        return {(_name_of(device, lists), dtype): (lists, places) for (device, dtype), (lists, places) in groups.items()}
+
+    return call
+
+
+def _name_of(device: torch.device, lists: Any) -> torch.device:
+    first = next((tensor for tensors in lists for tensor in tensors if tensor is not None), None)
+    return device if first is None or device.type != "cpu" else first.device
+
+
 def install() -> None:
     """Wrap the entry points; calls nest."""
     global _users
@@ -114,6 +133,8 @@ def install() -> None:
         _replace(Device, "synchronize", Device.synchronize, _device_synchronize(Device.synchronize))
         engine = "_engine_run_backward"
         _replace(torch.autograd, engine, getattr(torch.autograd, engine), _keeping_mode(getattr(torch.autograd, engine)))
+        group = "_group_tensors_by_device_and_dtype"
+        _replace(torch._C, group, getattr(torch._C, group), _naming_device(getattr(torch._C, group)))
         for name in ("from_numpy", "frombuffer"):
             _replace(torch, name, getattr(torch, name), _marking(getattr(torch, name)))
 

@@ -71,6 +71,7 @@ def watched(scope: Scope, device: Device | None, *, cuda: bool, strict: bool = T
     """Everything that a counted worker runs under. On the CPU its device is named `cpu:0` meanwhile (see `sync_modes`)."""
     boundary = Boundary(cuda=cuda, strict=strict)
     named = device.torch if device is not None else None
+    scope.simulated = strict and not cuda
     sync_calls.install()
     try:
         if device is not None and not cuda:

@@ -83,6 +83,7 @@ class Scope:
         label: what the user wrote for the scalar read that comes next.
         placing: where the next outputs live ("host", "device"), or None: follow the inputs.
         free_value: the value being assigned is a Python number, which needs no copy.
+        simulated: its device is a part of the CPU that goes by the name of `cpu:0`.
         function_mode: to be entered again where PyTorch leaves it (around backward).
     """
 
@@ -96,6 +97,7 @@ class Scope:
         "quiet",
         "reason",
         "role",
+        "simulated",
         "step",
         "steps_seen",
     )
@@ -109,6 +111,7 @@ class Scope:
         self.label: str | None = None
         self.placing: str | None = None
         self.free_value = False
+        self.simulated = False
         self.function_mode: AbstractContextManager[object] | None = None
 
     def mark_step(self, index: int) -> None:

@@ -1,0 +1,126 @@
+"""Counting on anyone's code."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.syncs.count import count_syncs
+from bench.syncs.run_script import main
+from dflash.errors import UserError
+from dflash.observe.sync_guard import allowed_sync
+
+SCRIPT = """
+import sys
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    loss = model(torch.randn(8, 4)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if "--read" in sys.argv:
+        loss.item()
+sys.exit(3 if "--leave" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_steps_are_the_optimizers_and_warm_up_is_left_out() -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with count_syncs(warmup=2) as syncs:
+        for _ in range(5):
+            loss = model(torch.randn(2, 4)).sum()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+    assert (syncs.steps, syncs.total) == (3, 3), "a step lasts from one optimizer step to the next"
+    assert "tests/syncs/test_count.py" in syncs.table()
+
+
+def test_adamw_reads_only_what_torch_reads() -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    with count_syncs(warmup=1) as syncs:
+        for _ in range(4):
+            model(torch.randn(2, 4)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    assert syncs.total == 0, syncs.table()
+
+
+def test_marked_steps_and_declared_syncs() -> None:
+    with count_syncs() as syncs:
+        for _ in range(4):
+            torch.ones(3).sum().item()
+            with allowed_sync("report"):
+                torch.ones(3).sum().item()
+            syncs.step()
+    assert (syncs.steps, syncs.total) == (4, 4)
+
+
+def test_threads_of_the_program_are_counted_by_name() -> None:
+    with count_syncs() as syncs:
+        thread = threading.Thread(target=lambda: torch.ones(3).tolist(), name="loader")
+        thread.start()
+        thread.join()
+    assert [(role, kind) for role, kind, _ in syncs.counts] == [("loader", "tolist()")]
+
+
+def test_strict_when_the_device_has_a_number() -> None:
+    with count_syncs(device="cpu:0") as syncs:
+        torch.ones(3).sum().item()  # host memory
+        torch.ones(3, device="cpu:0").to("cpu")
+    assert [kind for _, kind, _ in syncs.counts] == ["blocking copy to host"]
+
+
+def test_nothing_stays_behind() -> None:
+    before = threading.Thread.run
+    with pytest.raises(RuntimeError, match="inside"), count_syncs():
+        raise RuntimeError("inside")
+    assert threading.Thread.run is before
+
+
+def test_script_without_a_sync(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--fail", "--", script]) == 0
+    assert "0 host syncs in each of 4 steps" in capsys.readouterr().out
+
+
+def test_script_with_a_sync(script: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "counts.json"
+    assert main(["--json", str(out), "--", script, "--read"]) == 0
+    assert "train.py:13" in capsys.readouterr().out
+    tree = json.loads(out.read_text())
+    assert tree["schema"] == "dflash-syncs/1"
+    assert tree["counts"][0]["where"].endswith("train.py:13 <module>")
+    assert main(["--fail", "--", script, "--read"]) == 1
+
+
+def test_the_scripts_exit_code_is_kept(script: str) -> None:
+    assert main(["--", script, "--leave"]) == 3
+
+
+def test_a_script_without_steps_counts_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "none.py"
+    path.write_text("import torch\ntorch.ones(3).sum().item()\n")
+    assert main(["--", str(path)]) == 2
+    assert "no optimizer step" in capsys.readouterr().err
+    assert main(["--warmup", "0", "--fail", "--", str(path)]) == 1
+
+
+def test_no_such_script(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such script: .*gone\.py"):
+        main(["--", str(tmp_path / "gone.py")])

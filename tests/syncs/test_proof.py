@@ -1,0 +1,117 @@
+"""The real trainer, counted: no collector adds anything, every planted fault is found, losses stay what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bench.planted import COUNTED, PLANTED
+from bench.subjects.trainer import harness_config
+from bench.syncs.fake_device import audit
+from bench.syncs.proof import OFF, Proof, answer, count_arms, exact_counts
+from dflash.observe.registry import COLLECTORS
+from dflash.observe.sync_guard import CountingScopes
+from tests.pipeline.run import losses, small_config, small_trainer
+
+pytestmark = pytest.mark.timeout(240)
+NAMES = tuple(collector.name for collector in COLLECTORS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("proof")
+
+
+@pytest.fixture(scope="module")
+def proof(folder: Path) -> Proof:
+    """Off, each collector, all together, and each planted fault, in one run."""
+    arms: dict[str, tuple[str, ...]] = {OFF: (), "all": NAMES}
+    arms |= {f"only:{name}": (name,) for name in (*NAMES, *COUNTED)}
+    return count_arms(harness_config(small_config(folder)), arms, plants=COUNTED, cycle=2)
+
+
+def test_the_steady_state_has_no_sync(proof: Proof) -> None:
+    assert proof.syncs(OFF) == 0
+    assert proof.ways == ("modes",)
+    assert set(proof.roles) >= {"target/0", "drafter/0", "prefetcher", "monitor"}
+
+
+def test_there_is_work_to_count(proof: Proof) -> None:
+    counts = exact_counts(proof)[OFF]
+    assert counts.armed
+    assert counts.operations
+    assert counts.copies == 7 * proof.steps + proof.steps, "ids for the target, six tensors for the drafter, one row back"
+
+
+@pytest.mark.parametrize("arm", ["all", *(f"only:{name}" for name in NAMES)])
+def test_collectors_add_nothing(proof: Proof, arm: str) -> None:
+    assert proof.difference(arm) == []
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("name", COUNTED)
+def test_planted_faults_are_found_in_the_trainer(proof: Proof, name: str) -> None:
+    fault = PLANTED[name]
+    file, lines = fault.lines()
+    rows = [row for row in proof.difference(f"only:{name}") if row.kind == fault.kind]
+    (row,) = rows
+    assert (row.role, row.place.file) == (fault.role, file)
+    assert row.place.line in lines
+    assert row.on >= proof.steps if fault.role == "monitor" else row.on == proof.steps
+
+
+def test_losses_are_equal_in_every_arm(proof: Proof) -> None:
+    assert proof.losses_equal
+    assert len(proof.losses[OFF]) == proof.steps
+
+
+def test_two_proofs_are_equal(folder: Path, proof: Proof) -> None:
+    again = count_arms(harness_config(small_config(folder)), {OFF: ()}, cycle=2)
+    assert again.counts[OFF] == proof.counts[OFF]
+
+
+def test_counting_does_not_change_training(tmp_path: Path) -> None:
+    scopes = CountingScopes()
+    scopes.arm()
+    plain = losses(small_trainer(tmp_path, name="plain"))
+    assert losses(small_trainer(tmp_path, name="counted", scopes=scopes)) == plain
+    assert len(plain) == 6
+
+
+def test_a_bfloat16_step_with_two_drafters_has_no_sync(folder: Path) -> None:
+    settings = ('drafter.devices=["cpu:1", "cpu:2"]', 'drafter.dtype="bfloat16"', "train.accumulation=2")
+    counted = count_arms(harness_config(small_config(folder, *settings)), {OFF: (), "all": NAMES}, cycle=2)
+    assert counted.syncs(OFF) == 0
+    assert counted.difference("all") == []
+    assert set(counted.roles) >= {"drafter/0", "drafter/1"}
+
+
+def test_answer_speaks_the_harness_words(folder: Path) -> None:
+    config = harness_config(small_config(folder)).model_dump(mode="json")
+    counts = answer({"config": config, "plant": "item", "arms": {OFF: [], "only:item": ["item"]}, "cycle": 2})
+    assert (counts[OFF].syncs, counts["only:item"].syncs) == (0, 2)
+    (place,) = [place for place in counts["only:item"].places if place.kind == "sync"]
+    assert place.where.startswith("bench/planted.py:")
+    assert place.role == "drafter/0"
+
+
+def test_an_unarmed_way_is_not_zero(proof: Proof) -> None:
+    blind = SimpleNamespace(**{**vars(proof), "unavailable": ("GPU trace: no CUDA device",)})
+    blind.difference, blind.syncs = proof.difference, proof.syncs
+    assert not exact_counts(blind)[OFF].armed  # type: ignore[arg-type]
+
+
+def test_the_audit_finds_nothing_in_the_trainer(folder: Path) -> None:
+    way = audit(harness_config(small_config(folder)))
+    assert way.counts() == {}
+    assert way.operations["target/0"] > 100
+    assert way.operations["drafter/0"] > 100
+
+
+@pytest.mark.fault
+def test_the_audit_finds_a_planted_item(folder: Path) -> None:
+    counts = audit(harness_config(small_config(folder)), plant="item").counts()
+    ((role, kind, place),) = counts
+    assert (role, kind, place.function) == ("drafter/0", "local_scalar_dense", "_item")

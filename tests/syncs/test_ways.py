@@ -1,0 +1,175 @@
+"""Each way alone: what it needs, what it says when it has it not, and its parts that need no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.syncs import gpu_trace, ways
+from bench.syncs.allocator import AllocatorWay, rises
+from bench.syncs.copies import hidden_wait
+from bench.syncs.cuda import CudaScopes, is_sync
+from bench.syncs.cupti import CuptiWay
+from bench.syncs.gpu_trace import GpuTraceWay
+from bench.syncs.lint import collector_sources, lint_file, lint_text
+from bench.syncs.way import Notes, Unavailable, carried
+from dflash.device import Device
+from dflash.observe.sync_guard import allowed_sync
+
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def test_every_way_says_what_it_sees_and_what_not() -> None:
+    names = [way.name for way in ways()]
+    assert len(set(names)) == 7
+    for way in ways():
+        assert way.sees
+        assert way.does_not_see
+        assert way.claims
+
+
+@no_cuda
+@pytest.mark.parametrize("way", [way for way in ways() if way.device == "cuda"], ids=lambda way: way.name)
+def test_unavailable_is_not_zero(way) -> None:  # type: ignore[no-untyped-def]
+    assert way.available()
+    with pytest.raises(Unavailable, match="unavailable"), way.arm("drafter/0"):
+        pytest.fail("armed without a device")
+
+
+@no_cuda
+def test_a_trainers_cuda_scopes_are_unavailable_without_a_gpu() -> None:
+    scopes = CudaScopes()
+    assert len(scopes.unavailable) == 3
+    assert scopes.ways == ()
+
+
+def test_gpu_trace_misses_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.cuda import _gpu_trace
+
+    assert gpu_trace.missing_hooks() is None or not hasattr(torch._C, "_activate_gpu_trace")
+    monkeypatch.delattr(_gpu_trace, "register_callback_for_event_synchronization")
+    assert "register_callback_for_event_synchronization" in (gpu_trace.missing_hooks() or "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(Unavailable, match="register_callback_for_event_synchronization"):
+        GpuTraceWay().attach()
+
+
+def test_gpu_trace_callbacks_are_charged_to_role_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._utils import CallbackRegistry
+    from torch.cuda import _gpu_trace
+
+    for name in [name for name in vars(_gpu_trace) if name.endswith("Callbacks")]:
+        monkeypatch.setattr(_gpu_trace, name, CallbackRegistry(name))
+    way = GpuTraceWay()
+    way.register()
+    fire = _gpu_trace.StreamSynchronizationCallbacks.fire_callbacks
+    fire(0)  # outside any scope: nobody's
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.register_hook(lambda gradient: fire(1))
+    with carried("drafter/0"):
+        fire(1)
+        with allowed_sync("end"):
+            fire(1)
+        (weight * 2).sum().backward()
+        _gpu_trace.EventSynchronizationCallbacks.fire_callbacks(7)
+        _gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
+    assert {role for role, *_ in way.counts()} == {"drafter/0"}
+    assert sorted(kind for _, kind, _ in way.counts()) == ["device sync", "event sync", "stream sync", "stream sync"]
+    lines = {place.line for _, kind, place in way.counts() if kind == "stream sync"}
+    assert len(lines) == 2, "the call and the hook in backward are two places"
+    assert {place.file for *_, place in way.counts()} == {__file__}
+    assert [reason for _, reason in way.notes.declared] == ["end"]
+
+
+def test_notes_belong_to_armed_scopes_only() -> None:
+    notes = Notes()
+    notes.note("x")
+    with carried("drafter/0") as scope:
+        scope.ledger.armed = False
+        notes.note("x")
+        scope.ledger.armed = True
+        notes.note("x", 3)
+    assert list(notes.summed().values()) == [3]
+
+
+def test_hidden_waits_of_asynchronous_copies() -> None:
+    dense, empty = torch.ones(4, 2), torch.ones(0)
+
+    def kind(host: torch.Tensor, *, pinned: bool, to_device: bool = True, converts: bool = False) -> str | None:
+        return hidden_wait(host, to_device=to_device, converts=converts, pinned=lambda tensor: pinned)
+
+    assert kind(dense, pinned=True) is None
+    assert kind(dense.t(), pinned=True) is None, "permuted but dense"
+    assert kind(dense[:, 0], pinned=True) == "gapped copy"
+    assert kind(dense, pinned=False) == "pageable copy"
+    assert kind(dense, pinned=False, to_device=False) == "pageable copy"
+    assert kind(dense, pinned=True, converts=True) == "pageable copy", "the host converts first"
+    assert kind(dense, pinned=True, converts=True, to_device=False) is None, "the device converts first"
+    assert kind(empty, pinned=False) is None
+
+
+def test_allocator_counters_that_rose() -> None:
+    before = {"num_device_alloc": 3, "num_device_free": 1, "num_host_alloc": 2}
+    after = {"num_device_alloc": 5, "num_device_free": 1, "num_host_alloc": 3, "num_sync_all_streams": 1}
+    assert rises(before, after) == {"device malloc": 2, "pinned malloc": 1, "allocator waits for all streams": 1}
+
+
+def test_what_is_a_sync() -> None:
+    assert is_sync("item()")
+    assert is_sync("stream sync [GPU trace]")
+    assert is_sync("device malloc [allocator counters]")
+    assert not is_sync("event record [GPU trace]")
+    assert not is_sync("allocator block [GPU trace]")
+    assert not is_sync("operation")
+
+
+def test_cupti_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "cupti-python is not installed" in (CuptiWay().available() or "")
+
+
+def test_collectors_are_clean() -> None:
+    assert [str(finding) for path in collector_sources() for finding in lint_file(path)] == []
+
+
+SOURCE = """
+import torch
+
+class Bad:
+    def sample(self, values):
+        total = values.sum().item()
+        free, _ = torch.cuda.mem_get_info()
+        used = torch.cuda.memory_allocated()
+        mine = self.pool.unique(values)
+        torch.cuda.synchronize()
+        host = values.cpu()  # sync: ok, made at the start
+        return total
+"""
+
+
+def test_lint_names_function_and_line() -> None:
+    findings = [(finding.line, finding.function, finding.kind) for finding in lint_text(SOURCE, "bad.py")]
+    assert findings == [
+        (6, "Bad.sample", "item()"),
+        (7, "Bad.sample", "device memory query"),
+        (8, "Bad.sample", "device memory query"),
+        (10, "Bad.sample", "synchronize"),
+    ]
+
+
+def test_lint_refuses_what_is_not_there(tmp_path: Path) -> None:
+    from bench.syncs.lint import LintWay
+
+    assert "no such source" in (LintWay([tmp_path / "gone.py"]).available() or "")
+    assert LintWay([]).available()
+
+
+@pytest.mark.gpu
+def test_allocator_way_on_cuda() -> None:
+    way = AllocatorWay()
+    with way.arm("drafter/0"):
+        kept = torch.empty(64 * 2**20, dtype=torch.uint8, device=Device("cuda").torch)
+    assert any(kind == "device malloc" and place.file == __file__ for _, kind, place in way.counts())
+    del kept

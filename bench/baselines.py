@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from dflash.config import Config
 from dflash.errors import UserError
 
 SCHEMA: Final = "dflash-bench/baseline/1"
-ROOT: Final = Path("baselines")
+ROOT: Final = Path(__file__).resolve().parent.parent / "baselines"
 ALPHA: Final = 0.01
 """Error of the limit: one false alarm in 100 comparisons."""
 MIN_SESSIONS: Final = 3
@@ -177,8 +178,17 @@ def read(path: Path) -> Baseline:
 
 
 def read_all(root: Path = ROOT) -> dict[Path, Baseline]:
-    """Every stored baseline by its path; empty when there is no such folder. Raises UserError for the first broken one."""
-    return {path: read(path) for path in sorted(root.glob("*/*.json"))}
+    """Every stored baseline by its path (relative where that is shorter); empty when there is no such folder.
+
+    Raises:
+        UserError: for the first broken one.
+    """
+    return {_shorten(path): read(path) for path in sorted(root.glob("*/*.json"))}
+
+
+def _shorten(path: Path) -> Path:
+    short = Path(os.path.relpath(path))
+    return path if short.parts[:1] == ("..",) else short
 
 
 def path_of(root: Path, machine: Machine, config_name: str) -> Path:

@@ -24,12 +24,12 @@ from bench.baselines import (
     parse,
     to_json,
 )
-from bench.records import ConfigRef, ExitCode, Machine, Receipt, Verdict
+from bench.records import Commit, ConfigRef, ExitCode, Machine, Receipt, Verdict
 from dflash.errors import UserError
 
 
-def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: str) -> list[str]:
-    """Why a receipt cannot become (or be held against) a session of a baseline here and now; empty: it can. Pure."""
+def stale(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit) -> list[str]:
+    """Why a receipt does not speak of this code, config and machine; empty: it does. Pure."""
     reasons = []
     if receipt.machine.key != machine.key:
         reasons.append(f"it was measured on another machine ({receipt.machine.key}; this is {machine.key})")
@@ -37,8 +37,16 @@ def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: str)
         reasons.append(
             f"it was measured with config {receipt.config.name} {receipt.config.hash}, not {config.name} {config.hash}"
         )
-    if receipt.commit.id != commit:
-        reasons.append(f"it is stale: measured at commit {receipt.commit.id[:12]}, the code is at {commit[:12]}")
+    if receipt.commit.id != commit.id:
+        reasons.append(f"it is stale: measured at commit {receipt.commit.id[:12]}, the code is at {commit.id[:12]}")
+    elif receipt.commit.diff_hash != commit.diff_hash:
+        reasons.append("it is stale: the uncommitted changes are not those it was measured with")
+    return reasons
+
+
+def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit) -> list[str]:
+    """Why a receipt cannot become a session of a baseline here and now; empty: it can. Pure."""
+    reasons = stale(receipt, machine, config, commit)
     if receipt.commit.dirty:
         reasons.append("it was measured on a tree with uncommitted changes")
     if receipt.verdict is Verdict.INVALID or receipt.exit_code in (ExitCode.INVALID, ExitCode.INCOMPLETE):

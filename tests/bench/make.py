@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from bench.analysis import analyse
 from bench.plan import make_arms, rounds
-from bench.records import Arm, ExactCounts, Interval, Measurement, Segment
+from bench.records import (
+    Arm,
+    BaselineView,
+    Commit,
+    ConfigRef,
+    ExactCounts,
+    Interval,
+    Machine,
+    Measurement,
+    Receipt,
+    Segment,
+)
+from bench.verdict import judge
 
 COLLECTORS = ("profile", "pipeline")
 
@@ -81,3 +96,42 @@ def interval(percent: float, low: float, high: float, *, n: int = 12, p: float |
     spread = 100.0 * half / float(stats.t.isf(NOMINAL, n - 1)) * n**0.5
     flip = (0.001 if low > 0 else 0.4) if p is None else p
     return Interval(percent, low, high, mde=half * 2, n=n, spread=spread, sign_flip_p=flip, plain_percent=percent)
+
+
+def made_receipt(
+    machine: Machine,
+    config: ConfigRef,
+    commit: Commit,
+    costs: Mapping[str, float] | None = None,
+    *,
+    speed: float = 1.0,
+    noise: float = 0.001,
+    collectors: tuple[str, ...] = COLLECTORS,
+    **changes: Any,
+) -> Receipt:
+    """The receipt of a made-up run, judged as a real one is. `speed` multiplies tokens per second."""
+    made = measurement(costs, collectors=collectors, noise=noise)
+    faster = [replace(s, seconds=s.seconds / speed, step_seconds=tuple(t / speed for t in s.step_seconds)) for s in made.segments]
+    made = replace(made, segments=tuple(faster), **changes)
+    analysis = analyse(made)
+    found = judge(analysis)
+    return Receipt(
+        command="overhead",
+        commit=commit,
+        machine=machine,
+        config=config,
+        arms={arm.name: tuple(s for s in made.segments if s.arm == arm.name) for arm in made.arms},
+        losses_equal=analysis.losses_equal,
+        collectors=found.collectors,
+        all=found.all,
+        throughput=analysis.throughput,
+        baseline=BaselineView("missing"),
+        pipeline_efficiency=None,
+        verdict=found.verdict,
+        exit_code=found.exit_code,
+        reasons=found.reasons,
+        aa=analysis.aa,
+        created="2026-11-29T00:00:00Z",
+        subject=made.subject,
+        cycle=made.cycle,
+    )

@@ -237,7 +237,7 @@ def test_a_file_in_another_machines_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_receipt_becomes_a_session() -> None:
     clean = replace(receipt(), commit=Commit("abc"), machine=HERE, config=CONFIG)
-    assert recording.unusable(clean, HERE, CONFIG, "abc") == []
+    assert recording.unusable(clean, HERE, CONFIG, Commit("abc")) == []
     session = recording.session_of(clean)
     assert session.tokens_per_second == 1000.0
     assert set(session.arms) == set(clean.arms)
@@ -249,7 +249,7 @@ def test_a_receipt_becomes_a_session() -> None:
         ({"machine": reference_machine()}, "measured on another machine"),
         ({"config": ConfigRef("cpu-tiny", "f")}, "measured with config cpu-tiny f"),
         ({"commit": Commit("old")}, "it is stale: measured at commit old"),
-        ({"commit": Commit("abc", dirty=True)}, "uncommitted changes"),
+        ({"commit": Commit("abc", dirty=True)}, "on a tree with uncommitted changes"),
         (
             {"verdict": Verdict.INVALID, "exit_code": ExitCode.INVALID, "reasons": ("A/A failed",)},
             "verdict is invalid: A/A failed",
@@ -261,9 +261,16 @@ def test_a_receipt_becomes_a_session() -> None:
 )
 def test_an_unusable_receipt(changes: dict[str, Any], reason: str) -> None:
     clean = replace(receipt(), commit=Commit("abc"), machine=HERE, config=CONFIG)
-    reasons = recording.unusable(replace(clean, **changes), HERE, CONFIG, "abc")
+    reasons = recording.unusable(replace(clean, **changes), HERE, CONFIG, Commit("abc"))
     assert len(reasons) == 1
     assert reason in reasons[0]
+
+
+def test_a_stale_receipt_is_told_from_one_of_the_same_changes() -> None:
+    edited_tree = replace(receipt(), commit=Commit("abc", True, "d1"), machine=HERE, config=CONFIG)
+    assert recording.stale(edited_tree, HERE, CONFIG, Commit("abc", True, "d1")) == []
+    for now_at in (Commit("abc", True, "d2"), Commit("abc"), Commit("abd", True, "d1")):
+        assert "stale" in recording.stale(edited_tree, HERE, CONFIG, now_at)[0]
 
 
 def test_recording_is_refused_on_a_dirty_tree_in_ci_and_with_few_sessions() -> None:

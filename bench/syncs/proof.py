@@ -31,6 +31,7 @@ from dflash.observe.sync_scope import (
     COPY_TO_HOST,
     OPERATION,
     Key,
+    Place,
 )
 
 if TYPE_CHECKING:
@@ -267,17 +268,23 @@ def _turned(losses: Mapping[int, float], first: int, last: int, cycle: int) -> t
 
 
 def exact_counts(proof: Proof) -> dict[str, ExactCounts]:
-    """In the harness's words. Places are those that differ from `off`, and every sync."""
-    return {arm: _exact(proof, arm) for arm in proof.counts}
+    """In the harness's words. Places are those that differ in some arm, every sync, and the declared ones of the whole run."""
+    rows = [row for arm in proof.counts if OFF in proof.counts for row in proof.difference(arm)]
+    changed = {(row.role, row.kind, row.place) for row in rows}
+    return {arm: _exact(proof, arm, changed) for arm in proof.counts}
 
 
-def _exact(proof: Proof, arm: str) -> ExactCounts:
+def _exact(proof: Proof, arm: str, changed: set[tuple[str, str, Place]]) -> ExactCounts:
     counts = proof.counts[arm]
-    changed = {(row.role, row.kind, row.place) for row in proof.difference(arm)} if OFF in proof.counts else set()
     places = [
         CountedPlace(_COARSE.get(kind, "sync"), role, f"{place} ({kind})", n, proof.steps)
         for (role, kind, place), n in sorted(counts.items(), key=str)
         if is_sync(kind) or (role, kind, place) in changed
+    ]
+    places += [
+        CountedPlace("declared", role, f"{place} ({kind}: {reason})", n, proof.steps)
+        for (role, kind, place, reason), n in sorted(proof.declared.items(), key=str)
+        if is_sync(kind)
     ]
     return ExactCounts(
         arm=arm,

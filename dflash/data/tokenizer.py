@@ -134,6 +134,8 @@ def read_tokenizer(source: str | Path, key: str = "data.tokenizer") -> Any:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"{key} = {str(source)!r}: no tokenizer could be loaded: {reason.strip()}") from None
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one for a folder with a config alone
+        raise UserError(f"{key} = {str(source)!r}: no tokenizer there; give one with --set data.tokenizer=FOLDER")
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{key} = {str(source)!r}: {type(tokenizer).__name__} has no fast version, which is needed for offsets")
     return tokenizer

@@ -1,0 +1,141 @@
+"""Trained on one answer of the target, a drafter guesses every slot of it: train, checkpoint, export, load, decode."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dflash.commands.eval import evaluate
+from dflash.commands.export import export
+from dflash.commands.train import train
+from dflash.errors import UserError
+from dflash.generate import decode_plainly, speculate
+from dflash.released import build_drafter, load_released, load_trained
+from tests.decode import parts
+
+PROMPT = parts.prompts((12,))[0]
+NEW = 1 + 6 * 8  # the first token comes from the prompt's pass, then whole blocks
+OPTIONS = {"limit": 4, "max_new_tokens": NEW, "temperature": 0.0, "top_p": 1.0, "seed": 0, "batch": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder; its target is a hybrid whose config names no end of text."""
+    folder = tmp_path_factory.mktemp("overfit")
+    model = parts.hybrid_model()
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    target = parts.make_target(model, folder / "target")
+    answer = decode_plainly(target, [PROMPT], max_new_tokens=NEW).rows[0].tokens
+    row = {"input_ids": PROMPT + answer, "loss_mask": [0] * len(PROMPT) + [1] * NEW}
+    (folder / "one.jsonl").write_text(json.dumps(row) + "\n")
+    settings = [
+        f"data.path={folder / 'one.jsonl'}",
+        "data.max_length=64",
+        "data.buckets=[64]",
+        "data.batch_size=1",
+        f"target.model={folder / 'target'}",
+        "target.layer_ids=[0,2,3]",
+        "drafter.layers=2",
+        "drafter.heads=4",
+        "drafter.kv_heads=2",
+        "drafter.head_dim=16",
+        "drafter.block_size=8",
+        "drafter.anchors=48",
+        f"drafter.mask_token_id={parts.MASK_ID}",
+        "objective.gamma=100",
+        "queue.capacity=4",
+        "queue.hs_min_ready=1",
+        "queue.ordered=true",
+        "train.steps=150",
+        "train.lr=5e-3",
+        "train.threads_per_worker=1",
+        "observe.wandb=off",
+        "observe.terminal=off",
+        "observe.collectors=[]",
+    ]
+    assert train(None, settings, folder / "run", False, "allow") == 0
+    return folder, target, answer
+
+
+def test_every_slot_is_right(run):
+    folder, target, answer = run
+    export(folder / "run", folder / "release", "zlab", False, None, None)
+    shape, tensors = load_released(folder / "release")
+    drafter = build_drafter(shape, tensors, torch.device("cpu"), torch.float32)
+    generation = speculate(target, drafter, [PROMPT], max_new_tokens=NEW).rows[0]
+    assert generation.tokens == answer
+    assert [cycle.tokens for cycle in generation.cycles] == [8] * 6
+    assert generation.passes == 7
+
+
+def test_eval_says_so(run, capsys):
+    folder, _, _ = run
+    rc = evaluate(None, None, folder / "run", None, folder / "one.jsonl", out=folder / "eval", **OPTIONS)
+    assert rc == 0
+    shown = capsys.readouterr().out
+    assert "1 of 1 prompts give the target's own text, token for token" in shown
+    written = json.loads((folder / "eval" / "eval.json").read_text())
+    figures = written["figures"]
+    assert figures["tau"] == 8.0
+    assert figures["slot_reached"] == [1.0] * 7
+    assert figures["lossless"]
+    assert figures["tokens_per_pass"] == NEW / 7
+    assert figures["speed_up"] > 1.0
+    assert written["prompts"][0]["cycles"] == [8] * 6
+    assert written["step"] == 150
+    assert (folder / "eval" / "slots.png").exists()
+
+
+def test_eval_of_a_release_sampled_and_batched(run, capsys):
+    folder, _, _ = run
+    export(folder / "run", folder / "spec", "speculators", False, None, None)
+    (folder / "two.jsonl").write_text((folder / "one.jsonl").read_text() * 2)
+    settings = [f"target.model={folder / 'target'}", f"data.path={folder / 'one.jsonl'}"]
+    options = OPTIONS | {"temperature": 0.5, "batch": 2, "max_new_tokens": 16}
+    rc = evaluate(None, settings, None, folder / "spec", folder / "two.jsonl", out=folder / "eval2", **options)
+    assert rc == 0
+    assert "not checked: the text was sampled" in capsys.readouterr().out
+    assert len(json.loads((folder / "eval2" / "eval.json").read_text())["prompts"]) == 2
+
+
+def test_a_text_that_is_not_the_targets_own_is_exit_code_1(run, monkeypatch, capsys):
+    """Planted: rejected tokens stay in the recurrent state."""
+    from dflash.decode.target_state import TargetState
+
+    folder, _, _ = run
+    monkeypatch.setattr(TargetState, "_roll_back_recurrent", lambda self, kept: None)
+    prompts = folder / "other.jsonl"
+    rows = [{"input_ids": [*ids, 1], "loss_mask": [0] * len(ids) + [1]} for ids in parts.prompts((9, 14), seed=8)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rc = evaluate(None, None, folder / "run", None, prompts, out=folder / "eval3", **OPTIONS)
+    assert rc == 1
+    assert "DIFFER" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_one_drafter_is_evaluated(run, both):
+    folder, _, _ = run
+    with pytest.raises(UserError, match="give one of --checkpoint DIR"):
+        evaluate(None, None, *([folder] * 2 if both else [None] * 2), None, out=None, **OPTIONS)
+
+
+def test_a_checkpoint_with_a_tensor_missing_is_refused_by_name(run, tmp_path):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder, _, _ = run
+    shutil.copytree(folder / "run", tmp_path / "run")
+    path = load_trained(tmp_path / "run").path / "state.safetensors"
+    tensors = load_file(path)
+    del tensors["master/layers.1.mlp.down_proj.weight"]
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=r"tensor 'layers.1.mlp.down_proj.weight' is missing"):
+        export(tmp_path / "run", tmp_path / "out", "zlab", False, None, None)
+
+
+def test_a_folder_without_a_checkpoint(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint here"):
+        load_trained(tmp_path)

@@ -11,6 +11,7 @@ from typing import NoReturn
 from dflash.errors import UserError, nearest
 
 DEFAULT_CONFIG = "configs/cpu-tiny.toml"
+BASELINE_TEXT = "Stored tokens per second of this machine: record (by hand, on a clean tree), compare, list."
 EPILOG = """exit codes:
   0 within budget    1 over budget, or an exact count rose    2 usage or tool error
   3 slower or unresolved    4 invalid, or another machine    5 no baseline, or an incomplete set"""
@@ -81,6 +82,9 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _overhead(commands.add_parser("overhead", help="what does each collector cost?", description=run_overhead.__doc__))
     _gate(commands.add_parser("gate", help="is this commit slower than that one?", description=run_gate.__doc__))
+    _baseline(commands.add_parser("baseline", help="are we drifting from the stored figure?", description=BASELINE_TEXT))
+    _selfcheck(commands.add_parser("selfcheck", help="how often is the harness wrong?", description=run_selfcheck.__doc__))
+    commands.add_parser("syncs", help="count the host syncs of any PyTorch program", add_help=False)
     return parser
 
 
@@ -159,12 +163,83 @@ def run_gate(arguments: argparse.Namespace) -> int:
     return int(gate.run_gate(options, Reporter()).exit_code)
 
 
+def _baseline(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="record|compare|list", required=True, parser_class=Parser)
+    for name, sessions, text in (
+        ("record", 3, "measure several sessions and write baselines/<machine>/<config>.json"),
+        ("compare", 1, "hold new sessions against the stored figure"),
+    ):
+        action = actions.add_parser(name, help=text, description=text)
+        _common(action, run_baseline)
+        action.add_argument(
+            "--sessions", type=natural, default=sessions, metavar="N", help="fresh launches (default %(default)s)"
+        )
+        action.add_argument("--minutes", type=minutes, metavar="M", help="time for measuring in each session")
+        action.add_argument("--receipt", action="append", default=[], metavar="FILE", help="use a finished session; repeatable")
+        action.add_argument("--note", default="", metavar="TEXT", help="kept with the figure")
+    actions.add_parser("list", help="what is stored", description="What is stored.").set_defaults(run=run_baseline)
+
+
+def run_baseline(arguments: argparse.Namespace) -> int:
+    """Record, compare or list stored figures."""
+    from bench import baseline_command
+    from bench.progress import Reporter
+    from dflash.config import load_config
+
+    if arguments.action == "list":
+        return baseline_command.run_list()
+    options = baseline_command.Options(
+        config=load_config(arguments.config, arguments.set),
+        config_path=arguments.config,
+        settings=tuple(arguments.set),
+        sessions=max(1, arguments.sessions),
+        minutes=arguments.minutes,
+        receipts=tuple(arguments.receipt),
+        note=arguments.note,
+    )
+    run = baseline_command.run_record if arguments.action == "record" else baseline_command.run_compare
+    return run(options, Reporter())
+
+
+def _selfcheck(parser: argparse.ArgumentParser) -> None:
+    _common(parser, run_selfcheck)
+    parser.add_argument("--minutes", type=minutes, default=20.0, metavar="M", help="time in all (default 20)")
+    parser.add_argument("--gate-minutes", type=minutes, default=1.5, metavar="M", help="time of each gate (default 1.5)")
+    parser.add_argument("--subjects", type=names, default=("spin",), metavar="S,...", help="spin, trainer or both (default spin)")
+
+
+def run_selfcheck(arguments: argparse.Namespace) -> int:
+    """How often is the harness wrong? Identical code, known slowdowns, planted faults; rates with exact bounds."""
+    from bench import selfcheck
+    from bench.progress import Reporter
+    from bench.subjects import NAMES
+    from dflash.config import load_config
+
+    for name in arguments.subjects:
+        if name not in NAMES:
+            raise UserError(f"--subjects {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")
+    return selfcheck.run_selfcheck(
+        load_config(arguments.config, arguments.set),
+        minutes=arguments.minutes,
+        subjects=arguments.subjects,
+        gate_minutes=arguments.gate_minutes,
+        out=arguments.out,
+        reporter=Reporter(),
+        seed=arguments.seed,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A mistake of the user is one line on stderr and code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     parser = build_parser()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        parsed = parser.parse_args(arguments)
+        if words[:1] == ["syncs"]:
+            from bench.syncs.run_script import main as syncs_main
+
+            return syncs_main(words[1:] or ["--help"])
+        parsed = parser.parse_args(words)
         if parsed.command is None:
             parser.print_help()
             return 2

@@ -134,13 +134,16 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
     return receipt
 
 
-def gather(options: Options, base: Tree, head: Tree, reporter: Reporter) -> Evidence:
-    """Trace, count, and launch pairs until it is enough. What goes wrong is evidence too, not an exception."""
+def gather(options: Options, base: Tree, head: Tree, reporter: Reporter, *, compare: bool = True) -> Evidence:
+    """Trace, count, and launch pairs until it is enough. What goes wrong is evidence too, not an exception.
+
+    `compare=False` leaves traces and counts out, where both trees are known to be the same.
+    """
     evidence = Evidence()
     trees = (base, head)
     orders = {tree.name: _order(options, base, tree) for tree in trees}
     reporter.say(f"base {base.commit.id[:10]}, head {head.commit.id[:10]}{' + uncommitted changes' if head.commit.dirty else ''}")
-    if options.subject == "trainer":
+    if compare and options.subject == "trainer":
         try:
             compare_traces(trees, orders, evidence, reporter)
             count_both(trees, orders, evidence, reporter)
@@ -425,11 +428,17 @@ def make_receipt(options: Options, evidence: Evidence, base: Commit, head: Commi
     )
 
 
-def judge(options: Options, evidence: Evidence) -> Judgement:
+def judge(options: Options, evidence: Evidence, *, counts_required: bool = True) -> Judgement:
     """The verdict: of the contrast, of the exact counts, and of peak memory."""
     added, faults = counts_added(evidence)
     incomplete = list(evidence.incomplete)
-    if not incomplete and not evidence.not_comparable and options.subject == "trainer" and not evidence.counts:
+    if (
+        not incomplete
+        and not evidence.not_comparable
+        and options.subject == "trainer"
+        and counts_required
+        and not evidence.counts
+    ):
         incomplete.append("incomplete: exact counts were not taken")
     unfit = machine.unfit(evidence.before, evidence.after) if evidence.before and evidence.after else ()
     found = None if evidence.not_comparable and not evidence.segments else evidence.interval()

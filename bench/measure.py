@@ -13,6 +13,7 @@ from bench.losses import check_losses
 from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, size
 from bench.progress import Reporter
 from bench.records import Arm, Measurement
+from bench.sentinel import Sentinel, run_sentinel
 from bench.stopping import Watch
 from bench.subject import SegmentRequest, Subject, SubjectResult, Taken
 
@@ -105,6 +106,7 @@ class Run:
     seconds: float
     difference: str = ""
     missing_losses: int = 0
+    sentinel: Sentinel | None = None
 
 
 def measure(
@@ -136,12 +138,14 @@ def measure(
         reporter.say(f"{subject.name}: built in {human_time(clock() - started)}; warming up {subject.warmup} steps")
         if ready is not None:
             ready()
+        standing = run_sentinel(subject.devices)
         before = machine.read_state()
         try:
             result = subject.run(conductor.requests(), conductor.on_segment)
         except Exception as error:
             faults.append(_fault(error, conductor))
         after = machine.read_state()
+        sentinel = Sentinel(standing, run_sentinel(subject.devices))
     finally:
         subject.close()
     if not conductor.taken and not faults:
@@ -165,7 +169,7 @@ def measure(
         pipeline_efficiency=result.pipeline_efficiency,
         faults=(*faults, *result.faults),
     )
-    return Run(measurement, result, conductor.sizing, clock() - started, check.difference, check.missing)
+    return Run(measurement, result, conductor.sizing, clock() - started, check.difference, check.missing, sentinel)
 
 
 def _fault(error: Exception, conductor: Conductor) -> str:

@@ -142,7 +142,11 @@ def make_receipt(
             "warmup_steps": measurement.warmup_steps,
             "seconds": round(run.seconds, 1),
         },
-        extra={"notes": list(run.result.notes), "peak_memory_bytes": run.result.peak_memory_bytes},
+        extra={
+            "notes": list(run.result.notes),
+            "peak_memory_bytes": run.result.peak_memory_bytes,
+            "sentinel": {"before_s": run.sentinel.before_s, "after_s": run.sentinel.after_s} if run.sentinel else None,
+        },
     )
 
 

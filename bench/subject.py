@@ -74,6 +74,8 @@ class Subject(Protocol):
     """Steps that may still carry the former arm's work."""
     warmup: int
     """Steps before the first segment."""
+    devices: tuple[str, ...]
+    """Names of the devices that it works on."""
 
     def open(self) -> None:
         """Build everything that is built once. Raises UserError for bad input."""

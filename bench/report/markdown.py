@@ -16,6 +16,16 @@ MARKS = {
     Verdict.NO_BASELINE: "❔",
 }
 
+NOTE = (
+    "Share of the throughput lost, with its one-sided 95% bounds. *Isolated*: alone against all off; *marginal*: all against "
+    "all but this one. *Would find*: the smallest loss that 95 of 100 such runs find. *Own cost*: instruments and monitor, "
+    "added up. Counts: what is added in so many steps, exactly."
+)
+GATE_NOTE = (
+    "Share of base's throughput that head loses, with its one-sided 95% bounds. *Would find*: the smallest loss that 95 of 100 "
+    "such runs find. Counts: what head adds in so many steps, exactly."
+)
+
 
 def render(receipt: Receipt) -> str:
     """The whole report as Markdown that ends with a newline."""
@@ -36,11 +46,7 @@ def _costs(receipt: Receipt) -> str:
     headers = ["collector", "isolated %", *(["marginal %"] if marginal else []), "would find %", "own cost %"]
     headers += ["syncs", "ops", "copies", "allocations", "verdict"]
     rows = [_row(cost, marginal) for cost in costs]
-    note = (
-        "Share of the throughput lost, with its one-sided 95% bounds. *Isolated*: alone against all off; *marginal*: all against "
-        "all but this one. *Would find*: the smallest loss that 95 of 100 such runs find. *Own cost*: instruments and monitor, "
-        "added up. Counts: what is added in so many steps, exactly."
-    )
+    note = GATE_NOTE if receipt.command == "gate" else NOTE
     return table(rows, headers, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
 
 
@@ -68,15 +74,16 @@ def _places(receipt: Receipt) -> str:
 
 
 def differing_places(receipt: Receipt) -> list[tuple[str, str, str, str, str]]:
-    """(arm, kind, role, place, added) for every place that an arm visits more or less often than `off`."""
-    off = receipt.counts.get(OFF)
+    """(arm, kind, role, place, added) for every place that an arm visits more or less often than `off` (head than base)."""
+    reference = "base" if receipt.command == "gate" else OFF
+    off = receipt.counts.get(reference)
     if off is None:
         return []
     known = {(place.kind, place.role, place.where): place.count for place in off.places}
     rows = []
     for arm, counts in receipt.counts.items():
         here = {(place.kind, place.role, place.where): place.count for place in counts.places}
-        if arm == OFF:
+        if arm == reference:
             continue
         for kind, role, where in sorted(set(here) | set(known)):
             more = here.get((kind, role, where), 0) - known.get((kind, role, where), 0)

@@ -64,21 +64,18 @@ def _row(cost: Cost, marginal: bool, color: bool) -> list[str]:
 
 def facts(receipt: Receipt) -> list[tuple[str, str]]:
     """What stands under the table: (name, text)."""
-    rows = [("A/A", _aa(receipt))]
+    gate = receipt.command == "gate"
+    rows = words.sides(receipt) if gate else [("A/A", _aa(receipt))]
     if receipt.all is not None:
-        rows.append(
-            ("would find", f"{words.mde([receipt.all])} for all, {words.mde(receipt.collectors)} for each (95 of 100 runs)")
-        )
-    rows += [
-        ("losses", words.losses(receipt)),
-        ("exact counts", exact_line(receipt)),
-        ("throughput", words.throughput(receipt.throughput)),
-        ("baseline", words.baseline(receipt.baseline)),
-    ]
+        each = "" if gate else f" for all, {words.mde(receipt.collectors)} for each"
+        rows.append(("would find", f"{words.mde([receipt.all])}{each} (in 95 of 100 runs)"))
+    rows += [("losses", words.losses(receipt)), ("exact counts", exact_line(receipt))]
+    if not gate:
+        rows += [("throughput", words.throughput(receipt.throughput)), ("baseline", words.baseline(receipt.baseline))]
     if receipt.pipeline_efficiency is not None:
         rows.append(("pipeline", f"{100 * receipt.pipeline_efficiency:.1f}% of what its slowest stage does alone"))
-    stopped = receipt.options.get("stopped")
-    rows.append(("measured", f"{words.rounds(receipt)} rounds" + (f", stopped: {stopped}" if stopped else "")))
+    rows.append(("measured", words.measured(receipt)))
+    rows += [("note", str(note)) for note in receipt.extra.get("notes", ())]
     return rows
 
 

@@ -121,11 +121,11 @@ def headline(receipt: Receipt) -> str:
     text = f"{receipt.verdict.value.upper()}: {MEANING[receipt.verdict]}"
     together = receipt.all.isolated if receipt.all is not None else None
     if together is not None and receipt.verdict not in (Verdict.INVALID, Verdict.NO_BASELINE):
-        subject = "head" if receipt.command == "gate" else "all collectors together"
+        subject = "head loses" if receipt.command == "gate" else "all collectors together cost"
+        against = "of base's throughput" if receipt.command == "gate" else "of the throughput"
         text = (
-            f"{receipt.verdict.value.upper()}: {subject} cost{'s' if subject == 'head' else ''} {number(together.percent)}% "
-            f"of the throughput (between {number(together.low)} and {number(together.high)}%), "
-            f"budget {number(receipt.budget_percent)}%"
+            f"{receipt.verdict.value.upper()}: {subject} {number(together.percent)}% {against} "
+            f"(between {number(together.low)} and {number(together.high)}%), budget {number(receipt.budget_percent)}%"
         )
     return text
 
@@ -143,15 +143,42 @@ def losses(receipt: Receipt) -> str:
     """Whether training was the same in every arm."""
     if receipt.losses_equal is None:
         return "not compared"
+    gate = receipt.command == "gate"
     if not receipt.losses_equal:
-        return "DIFFER between arms: a collector changes training"
-    return f"equal bit for bit in all {len(receipt.losses)} arms over the {receipt.cycle} batches of the cycle"
+        return "DIFFER: the commits do not do the same work" if gate else "DIFFER between arms: a collector changes training"
+    where = "base and head" if gate else f"all {len(receipt.losses)} arms"
+    return f"equal bit for bit in {where} over the {receipt.cycle} batches of the cycle"
 
 
 def rounds(receipt: Receipt) -> int:
-    """Rounds of the `off` arm."""
+    """Rounds of the `off` arm (of a gate: of base), over all processes."""
     arm = receipt.arms.get(OFF) or next(iter(receipt.arms.values()), ())
     return len({(segment.process, segment.round) for segment in arm})
+
+
+def measured(receipt: Receipt) -> str:
+    """`23 rounds, stopped: time`."""
+    text = f"{rounds(receipt)} rounds"
+    launches = receipt.options.get("launches")
+    if launches:
+        text += f" in {launches} launches"
+    stopped = receipt.options.get("stopped")
+    return text + (f", stopped: {stopped}" if stopped else "")
+
+
+def sides(receipt: Receipt) -> list[tuple[str, str]]:
+    """base and head of a gate: commit, throughput, steps, memory."""
+    rows = []
+    commits = {"base": str(receipt.extra.get("base", {}).get("commit", ""))[:10] or "?", "head": commit(receipt)}
+    for name, side in receipt.extra.get("sides", {}).items():
+        parts = [commits.get(name, "")]
+        if side.get("tokens_per_second"):
+            parts.append(f"{rate(side['tokens_per_second'])} tok/s")
+            parts.append(f"step {side['step_p50_ms']:.1f} ms, p99 {side['step_p99_ms']:.1f} ms")
+        if side.get("peak_memory_bytes"):
+            parts.append(f"peak {side['peak_memory_bytes'] / 1e6:,.0f} MB")
+        rows.append((name, ", ".join(parts)))
+    return rows
 
 
 def segments(receipt: Receipt) -> tuple[Segment, ...]:

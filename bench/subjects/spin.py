@@ -80,6 +80,7 @@ class SpinSubject:
         self.cycle = cycle
         self.washout = 1
         self.warmup = cycle
+        self.devices: tuple[str, ...] = ("cpu",)
         self._step_s = step_s
         self._noise = noise
         self._crash_in = crash_in

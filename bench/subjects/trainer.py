@@ -78,6 +78,7 @@ class TrainerSubject:
         self.cycle = cycle
         self.washout = self.config.queue.capacity
         self.warmup = max(8, 2 * cycle)
+        self.devices = (*self.config.target.devices, *self.config.drafter.devices)
         self._injected = dict(injected or {})
         self._planted = make_plant(plant) if plant else None
         planted = (plant,) if plant else ()

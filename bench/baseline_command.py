@@ -1,0 +1,137 @@
+"""`python -m bench baseline record | compare | list`: stored figures, one session being one fresh launch of `overhead`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tabulate import tabulate
+
+from bench import baselines, machine, recording
+from bench.code import ROOT, git, read_commit
+from bench.progress import Reporter
+from bench.records import ConfigRef, ExitCode, Receipt, Verdict
+from bench.sentinel import Sentinel
+from bench.verdict import CODES
+from dflash.config import Config
+from dflash.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes:
+        config_path, settings: handed on to each session.
+        sessions: fresh launches to make.
+        receipts: finished sessions to use instead.
+    """
+
+    config: Config
+    config_path: str
+    settings: tuple[str, ...] = ()
+    sessions: int = 3
+    minutes: float | None = None
+    receipts: tuple[str, ...] = ()
+    note: str = ""
+
+
+def run_list() -> int:
+    """Print what is stored, and whether it belongs to this machine."""
+    stored = baselines.read_all()
+    this = machine.identify()
+    print(f"this machine: {this.key}")
+    print(tabulate(baselines.table(stored, this), headers="keys", disable_numparse=True) if stored else "nothing is stored")
+    return int(ExitCode.WITHIN)
+
+
+def run_record(options: Options, reporter: Reporter) -> int:
+    """Measure several sessions and write the file. By hand, on a clean tree; the file is reviewed like code.
+
+    Raises:
+        UserError: a dirty tree, CI, too few or unusable sessions.
+    """
+    commit = read_commit()
+    recording.refuse_recording(dirty=commit.dirty)
+    if not options.receipts and options.sessions < baselines.MIN_SESSIONS:
+        raise UserError(f"baseline record: --sessions {options.sessions}: at least {baselines.MIN_SESSIONS} are needed")
+    this, config = machine.identify(), _reference(options)
+    receipts = _sessions(options, reporter)
+    for where, receipt in receipts:
+        reasons = [*recording.unusable(receipt, this, config, commit), *_moved(receipt)]
+        if reasons:
+            raise UserError(f"baseline record: {where}: {'; '.join(reasons)}")
+    sessions = [recording.session_of(receipt) for _, receipt in receipts]
+    stored = recording.build(this, config, sessions, commit.id, options.note)
+    path = recording.write(stored)
+    print(
+        f"{path}: {stored.value:,.1f} tokens/s over {len(sessions)} sessions, spread {stored.between_session_spread_percent:.2f}%"
+    )
+    print(git("diff", "--no-color", "--", str(path), cwd=ROOT) or "review it, and commit it")
+    return int(ExitCode.WITHIN)
+
+
+def run_compare(options: Options, reporter: Reporter) -> int:
+    """Hold new sessions against the stored figure. Refuses before measuring when there is none for this machine and config.
+
+    Raises:
+        UserError: a broken file or receipt.
+    """
+    this, config = machine.identify(), _reference(options)
+    found = baselines.match(baselines.read_all(), this, config)
+    if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
+        print(f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: {found.message}")
+        return int(found.exit_code)
+    receipts = _sessions(options, reporter)
+    commit = read_commit()
+    for where, receipt in receipts:
+        # Uncommitted changes may be held against a baseline, as long as they are those that are here now; recorded they are not.
+        clean = replace(receipt, commit=replace(receipt.commit, dirty=False))
+        reasons = [*recording.unusable(clean, this, config, commit), *_moved(receipt)]
+        if reasons:
+            print(f"INVALID: {where}: {'; '.join(reasons)}")
+            return int(ExitCode.INVALID)
+    figures = [receipt.throughput for _, receipt in receipts if receipt.throughput is not None]
+    compared = baselines.compare(found.baseline, figures)
+    for text in machine.differences(found.baseline.versions, this.versions) if found.baseline.versions else ():
+        print(f"since it was recorded: {text}")
+    print(f"{compared.verdict.value.upper()}: {compared.message}")
+    return int(CODES[compared.verdict])
+
+
+def _reference(options: Options) -> ConfigRef:
+    return ConfigRef(options.config.name, options.config.digest())
+
+
+def _moved(receipt: Receipt) -> list[str]:
+    sentinel = receipt.extra.get("sentinel")
+    if not sentinel:
+        return []
+    text = Sentinel(sentinel["before_s"], sentinel["after_s"]).moved()
+    return [text] if text else []
+
+
+def _sessions(options: Options, reporter: Reporter) -> Sequence[tuple[str, Receipt]]:
+    """The receipts given, or those of as many fresh launches as were asked for."""
+    if options.receipts:
+        return [(path, Receipt.read(path)) for path in options.receipts]
+    found = []
+    with tempfile.TemporaryDirectory(prefix="dflash-sessions-") as folder:
+        for number in range(options.sessions):
+            reporter.say(f"session {number + 1} of {options.sessions}")
+            out = Path(folder) / str(number)
+            command = [sys.executable, "-m", "bench", "overhead", "--config", options.config_path, "--out", str(out)]
+            command += ["--seed", str(number)]
+            command += [word for setting in options.settings for word in ("--set", setting)]
+            command += ["--minutes", str(options.minutes)] if options.minutes else []
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            receipt = out / "receipt.json"
+            if not receipt.exists():
+                raise UserError(f"baseline: session {number + 1} left no receipt (exit code {done.returncode})")
+            found.append((f"session {number + 1}", Receipt.read(receipt)))
+            reporter.say(f"session {number + 1}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else 'no report'}")
+    return found

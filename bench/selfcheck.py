@@ -1,0 +1,289 @@
+"""`python -m bench selfcheck`: how often is the harness itself wrong?
+
+Three questions with known answers: identical code (every `over` is a false alarm), code slowed by a known 1, 2 and 5%, and
+planted bad collectors. Gates of two processes are measured and judged by the very code that judges commits. What is left of the time
+goes round and round; every rate is printed with its exact (Clopper-Pearson) 95% bounds, so a short check says less,
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from scipy.stats import binomtest
+from tabulate import tabulate
+
+from bench import machine, outputs, rivals
+from bench.code import ROOT, read_commit
+from bench.counting import ProcessCounter
+from bench.gate import Evidence, Options, gather, judge
+from bench.plan import human_time
+from bench.progress import Reporter
+from bench.records import OFF, ONLY, Arm, ExitCode, Verdict
+from bench.worktrees import Tree
+from dflash.config import Config
+
+MINUTES = 20.0
+INJECTED = (0.0, 1.0, 2.0, 5.0)
+GATE_MINUTES = 1.5
+LAUNCHES = 3
+PLANT_SHARE = 0.4
+"""Share of the time that planted faults may take."""
+SCHEMA = "dflash-bench/selfcheck/1"
+
+
+@dataclass(slots=True)
+class Row:
+    """Gates of one kind: how many, what they said, and what others would have said."""
+
+    subject: str
+    inject_percent: float
+    runs: int = 0
+    verdicts: dict[str, int] = field(default_factory=dict)
+    widths: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    """Estimate less what was injected, percent, of each run."""
+    rivals: dict[str, int] = field(default_factory=dict)
+
+    def count(self, *verdicts: Verdict) -> int:
+        return sum(self.verdicts.get(verdict.value, 0) for verdict in verdicts)
+
+    @property
+    def judged(self) -> int:
+        """Runs that are no `invalid`: those say nothing, and block nothing wrongly."""
+        return self.runs - self.count(Verdict.INVALID)
+
+    @property
+    def found(self) -> int:
+        """Runs that call head slower, resolved against the budget or not: both are red."""
+        return self.count(Verdict.OVER, Verdict.SLOWER)
+
+
+@dataclass(frozen=True, slots=True)
+class PlantFound:
+    """One planted fault: whether it was found, and by what."""
+
+    name: str
+    found: bool
+    how: str
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that a self-check found."""
+
+    rows: list[Row]
+    plants: list[PlantFound]
+    gate_minutes: float
+    seconds: float = 0.0
+    machine: str = ""
+
+
+def run_selfcheck(
+    config: Config,
+    *,
+    minutes: float,
+    subjects: Sequence[str],
+    gate_minutes: float,
+    out: str | None,
+    reporter: Reporter,
+    seed: int = 0,
+) -> int:
+    """Check until the time is up, print the table, write selfcheck.json and selfcheck.md. Returns the exit code:
+
+    0 when nothing was wrong, 1 when a planted fault was missed or an A/A gate said `over`, 5 when nothing was checked.
+    """
+    folder = outputs.choose_folder(out, "selfcheck")
+    started = time.monotonic()
+    report = Report([Row(subject, percent) for subject in subjects for percent in INJECTED], [], gate_minutes)
+    this = machine.identify()
+    report.machine = ", ".join([this.cpu_model, f"{this.cpus} cores", *(model for model, _ in this.gpus)])
+    end = started + 60.0 * minutes
+
+    def save() -> None:
+        report.seconds = round(time.monotonic() - started, 1)
+        outputs.write(folder / "selfcheck.json", to_json(report))
+        outputs.write(folder / "selfcheck.md", to_markdown(report))
+
+    try:
+        report.plants = check_plants(config, started + PLANT_SHARE * 60.0 * minutes, reporter)
+        save()
+        _check_gates(config, report, end, seed, reporter, save)
+    finally:
+        save()
+    print(to_text(report))
+    reporter.say(f"{folder}/selfcheck.json, selfcheck.md")
+    return int(exit_code(report))
+
+
+def exit_code(report: Report) -> ExitCode:
+    """0: nothing wrong; 1: a miss or a false alarm; 5: not one gate and not one plant was tried."""
+    if not report.plants and not any(row.judged for row in report.rows):
+        return ExitCode.INCOMPLETE
+    alarms = sum(row.count(Verdict.OVER) for row in report.rows if row.inject_percent == 0)
+    return ExitCode.OVER if alarms or any(not plant.found for plant in report.plants) else ExitCode.WITHIN
+
+
+def _check_gates(config: Config, report: Report, end: float, seed: int, reporter: Reporter, save: Callable[[], None]) -> None:
+    """One gate of each kind in turn, as long as another one fits."""
+    longest = 60.0 * report.gate_minutes
+    number = 0
+    while True:
+        for row in report.rows:
+            left = end - time.monotonic()
+            if left < longest:
+                return
+            reporter.say(
+                f"selfcheck: {row.subject}, {row.inject_percent:g}% injected, gate {row.runs + 1}; {human_time(left)} left"
+            )
+            began = time.monotonic()
+            try_gate(config, row, report.gate_minutes, seed + number)
+            longest = max(longest, time.monotonic() - began)
+            number += 1
+            save()
+
+
+def try_gate(config: Config, row: Row, minutes: float, seed: int) -> None:
+    """One gate of this tree against itself, head slowed by the row's share."""
+    options = Options(
+        base="HEAD",
+        config=config,
+        minutes=minutes,
+        seed=seed,
+        subject=row.subject,
+        inject_percent=row.inject_percent,
+        launches=LAUNCHES,
+    )
+    commit = read_commit()
+    base, head = (Tree(name, commit, ROOT, sys.executable) for name in ("base", "head"))
+    evidence = gather(options, base, head, Reporter(quiet=True), compare=False)
+    add(row, evidence, judge(options, evidence, counts_required=False).verdict)
+
+
+def add(row: Row, evidence: Evidence, verdict: Verdict) -> None:
+    """Take one gate into the row. Pure but for the row."""
+    row.runs += 1
+    row.verdicts[verdict.value] = row.verdicts.get(verdict.value, 0) + 1
+    found = evidence.interval()
+    if found is not None:
+        row.widths.append((found.high - found.low) / 2)
+        row.errors.append(found.percent - row.inject_percent)
+    if verdict is not Verdict.INVALID:
+        for name, alarm in rivals.alarms(evidence.segments).items():
+            row.rivals[name] = row.rivals.get(name, 0) + alarm
+
+
+# -- planted faults ------------------------------------------------------------------------------------------------------------
+
+
+def check_plants(config: Config, end: float, reporter: Reporter) -> list[PlantFound]:
+    """Count every planted fault that counters can see; each in a process of its own, as long as the time lasts."""
+    from bench.planted import COUNTED
+    from bench.subjects.trainer import harness_config
+
+    found: list[PlantFound] = []
+    prepared = harness_config(config).model_dump(mode="json")
+    longest = 0.0
+    for name in COUNTED:
+        began = time.monotonic()
+        if began + longest > end:
+            break
+        reporter.say(f"selfcheck: planted fault {name}")
+        found.append(check_plant(prepared, name))
+        longest = max(longest, time.monotonic() - began)
+    return found
+
+
+def check_plant(config: dict[str, object], name: str) -> PlantFound:
+    """Whether the exact counts of the arm with this fault differ from those of `off`."""
+    pending = ProcessCounter(config, plant=name).start([Arm(OFF), Arm(ONLY + name, frozenset({name}))])
+    try:
+        counts, faults = pending.result()
+    finally:
+        pending.close()
+    if faults:
+        return PlantFound(name, False, faults[0])
+    off, on = counts[OFF], counts[ONLY + name]
+    rises = {
+        kind: (getattr(on, kind) or 0) - (getattr(off, kind) or 0) for kind in ("syncs", "operations", "copies", "allocations")
+    }
+    text = ", ".join(f"{more:+d} {kind}" for kind, more in rises.items() if more)
+    return PlantFound(name, any(more > 0 for more in rises.values()), text or "nothing changed")
+
+
+# -- the tables -----------------------------------------------------------------------------------------------------------
+
+
+def share(hits: int, runs: int) -> str:
+    """`57 of 60 = 95.0% (86.1 to 99.0)`, exact 95% bounds; a dash for no runs."""
+    if not runs:
+        return "-"
+    low, high = binomtest(hits, runs).proportion_ci(0.95, "exact")
+    return f"{hits} of {runs} = {100 * hits / runs:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def gate_rows(report: Report) -> list[list[str]]:
+    """Rows of the table of gates."""
+    rows = []
+    for row in report.rows:
+        question = "false alarms (over)" if row.inject_percent == 0 else f"{row.inject_percent:g}% found"
+        hits = row.count(Verdict.OVER) if row.inject_percent == 0 else row.found
+        width = f"{sorted(row.widths)[len(row.widths) // 2]:.2f}%" if row.widths else "-"
+        said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(row.verdicts.items()))
+        rows.append([row.subject, question, share(hits, row.judged), width, said or "-"])
+    return rows
+
+
+def rival_rows(report: Report) -> list[list[str]]:
+    """Rows of the table of other tools on the same data: alarms on identical code, misses of known slowdowns."""
+    rows = []
+    for row in report.rows:
+        if row.judged:
+            ours = row.found
+            texts = [share(row.rivals.get(name, 0), row.judged) for name in rivals.RIVALS]
+            rows.append([row.subject, f"{row.inject_percent:g}%", share(ours, row.judged), *texts])
+    return rows
+
+
+GATE_HEADERS = ["subject", "question", "answer (95% bounds)", "half-width", "verdicts"]
+RIVAL_HEADERS = ["subject", "injected", "ours: slower or over", *rivals.RIVALS]
+PLANT_HEADERS = ["planted fault", "found", "by"]
+
+
+def plant_rows(report: Report) -> list[list[str]]:
+    """Rows of the table of planted faults."""
+    return [[plant.name, "yes" if plant.found else "NO", plant.how] for plant in report.plants]
+
+
+def _tables(report: Report) -> list[tuple[str, list[list[str]], list[str]]]:
+    return [
+        (f"Gates of {report.gate_minutes:g} min, {LAUNCHES} launches each", gate_rows(report), GATE_HEADERS),
+        ("Slower, says whom, on the same segments taken base first", rival_rows(report), RIVAL_HEADERS),
+        ("Planted faults, by the exact counts", plant_rows(report), PLANT_HEADERS),
+    ]
+
+
+def to_text(report: Report) -> str:
+    """The tables for a terminal."""
+    found = [(title, tabulate(rows, headers, disable_numparse=True)) for title, rows, headers in _tables(report) if rows]
+    parts = [f"{title}\n{table}" for title, table in found]
+    return "\n\n".join([*parts, f"on {report.machine}, in {human_time(report.seconds)}"])
+
+
+def to_markdown(report: Report) -> str:
+    """The tables as Markdown."""
+    parts = ["# Self-check of the harness", f"{report.machine}; {human_time(report.seconds)}."]
+    for title, rows, headers in _tables(report):
+        if rows:
+            parts += [f"## {title}", tabulate(rows, headers, tablefmt="github", disable_numparse=True)]
+    return "\n\n".join(parts) + "\n"
+
+
+def to_json(report: Report) -> str:
+    """Everything, for later sums over several self-checks."""
+    return json.dumps({"schema": SCHEMA, **dataclasses.asdict(report)}, indent=1) + "\n"

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from dflash.errors import UserError, nearest
 
+COMMANDS = ("overhead", "gate", "baseline", "selfcheck", "syncs")
 DEFAULT_CONFIG = "configs/cpu-tiny.toml"
 BASELINE_TEXT = "Stored tokens per second of this machine: record (by hand, on a clean tree), compare, list."
 EPILOG = """exit codes:
@@ -24,9 +25,16 @@ class Parser(argparse.ArgumentParser):
         unknown, _, rest = message.partition("unrecognized arguments: ")
         if rest and not unknown:
             word = rest.split()[0]
-            known = [option for action in self._actions for option in action.option_strings]
-            message = f"no such option {word}{nearest(word, known)}"
+            message = f"no such option {word}{nearest(word, self.known_options())}"
         raise UserError(f"{self.prog}: {message} (see --help)")
+
+    def known_options(self) -> set[str]:
+        """Every option of this parser and of those below it."""
+        known = {option for action in self._actions for option in action.option_strings}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                known.update(*(parser.known_options() for parser in action.choices.values()))
+        return known
 
 
 def percent(text: str) -> float:
@@ -88,12 +96,16 @@ def build_parser() -> Parser:
     return parser
 
 
-def _common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
+def _subject(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
     parser.add_argument("--config", default=DEFAULT_CONFIG, metavar="FILE", help="TOML of what is trained (default %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="lay a setting over the config")
+    parser.set_defaults(run=run)
+
+
+def _common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
+    _subject(parser, run)
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="order of the arms (default 0)")
     parser.add_argument("--out", metavar="DIR", help="folder for receipt and reports (default: one under bench-out/)")
-    parser.set_defaults(run=run)
 
 
 def _overhead(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +182,7 @@ def _baseline(parser: argparse.ArgumentParser) -> None:
         ("compare", 1, "hold new sessions against the stored figure"),
     ):
         action = actions.add_parser(name, help=text, description=text)
-        _common(action, run_baseline)
+        _subject(action, run_baseline)
         action.add_argument(
             "--sessions", type=natural, default=sessions, metavar="N", help="fresh launches (default %(default)s)"
         )
@@ -239,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from bench.syncs.run_script import main as syncs_main
 
             return syncs_main(words[1:] or ["--help"])
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            raise UserError(f"no such command {words[0]!r}{nearest(words[0], COMMANDS)} (there are {', '.join(COMMANDS)})")
         parsed = parser.parse_args(words)
         if parsed.command is None:
             parser.print_help()

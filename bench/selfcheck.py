@@ -1,8 +1,8 @@
 """`python -m bench selfcheck`: how often is the harness itself wrong?
 
 Three questions with known answers: identical code (every `over` is a false alarm), code slowed by a known 1, 2 and 5%, and
-planted bad collectors. Gates of two processes are measured and judged by the very code that judges commits. What is left of the time
-goes round and round; every rate is printed with its exact (Clopper-Pearson) 95% bounds, so a short check says less,
+planted bad collectors. Gates of two processes are measured and judged by the very code that judges commits. What is left of
+the time goes round and round; every rate is printed with its exact (Clopper-Pearson) 95% bounds, so a short check says less,
 and nothing else.
 """
 

@@ -42,6 +42,7 @@ def train(
 
 
 def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
+    from dflash.data.prepare import list_skipped
     from dflash.observe.observer import Observer, check_collectors
     from dflash.observe.roles import RoleMap
     from dflash.observe.sync_guard import NO_SCOPES, GuardScopes, Scopes
@@ -52,6 +53,8 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
 
     check_collectors(config.observe.collectors)
     inputs = prepare_inputs(config)
+    sys.stderr.write(f"{config.data.path}: {inputs.dataset.summary()}\n")
+    sys.stderr.writelines(f"  {line}\n" for line in list_skipped(inputs.dataset.skipped))
     resume = resume_state(run_dir, config)
     if resume is not None and resume.progress.step >= config.train.steps:
         sys.stderr.write(f"dflash: {run_dir} is finished: {resume.progress.step} steps done\n")

@@ -17,6 +17,7 @@ from dflash.errors import UserError
 from dflash.models.blocks import BlockGeometry
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TargetInfo, inspect_target, load_target, resolve_mask_token
+from dflash.released import check_same, load_released, warm_start
 
 if TYPE_CHECKING:
     from dflash.models.target import Target
@@ -54,6 +55,8 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
             f"the tokenizer has {len(tokenizer)} tokens, the target's vocabulary {info.vocab_size}: they do not belong together"
         )
     shape = DrafterShape.resolve(config.drafter, info, resolve_mask_token(config.drafter, info, tokenizer))
+    if config.drafter.init:
+        check_same(load_released(config.drafter.init)[0], shape, f"drafter.init = {config.drafter.init!r}")
     geometry = geometry_of(config)
     dataset = load_samples(config.data, tokenizer, vocab_size=info.vocab_size)
     return Inputs(config, info, shape, geometry, tokenizer, dataset)
@@ -94,6 +97,8 @@ def build_replica(config: Config, shape: DrafterShape, target: Target, index: in
     dtype = torch_dtype(settings.dtype)
     drafter = Drafter(shape, train.seed)
     flat = FlatParameters(drafter, device.torch, dtype)
+    if settings.init:
+        warm_start(flat, settings.init, shape)
     optimizer = FlatAdamW(flat, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, clip=train.clip)
     geometry = geometry_of(config)
     return Replica(

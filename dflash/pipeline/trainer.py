@@ -107,6 +107,7 @@ class Trainer:
             stop_index=batches,
             recorder=observer.recorder("prefetcher", 0),
             on_error=lambda error: self.supervisor.fail("prefetcher", error),
+            longest=config.data.max_length,
         )
         self.queue = SharedHiddenStateQueue(
             config.queue.capacity,

@@ -123,3 +123,28 @@ def test_step_scalars_are_dataclasses_of_plain_numbers(tmp_path):
     metrics = row.metrics(lr=0.1)
     assert {"train/loss", "train/accept_length", "train/grad_norm", "train/lr", "train/slot_1_accuracy"} <= metrics.keys()
     assert 1.0 <= row.accept_length <= 4.0
+
+
+def test_a_run_starts_from_a_released_drafter(tmp_path):
+    from dflash.export import export
+    from dflash.released import load_trained
+
+    first = small_trainer(tmp_path, "train.steps=40", name="first")
+    before = losses(first)
+    trained = load_trained(tmp_path / "first")
+    export(trained.shape, trained.tensors, first.inputs.info, tmp_path / "released")
+    warm = losses(small_trainer(tmp_path, f"drafter.init={tmp_path / 'released'}", name="second"))
+    assert warm[0] < 0.8 * before[0]
+
+
+def test_a_drafter_of_another_size_is_no_start(tmp_path):
+    from dflash.errors import UserError
+    from dflash.export import export
+    from dflash.released import load_trained
+
+    first = small_trainer(tmp_path, name="first")
+    losses(first)
+    trained = load_trained(tmp_path / "first")
+    export(trained.shape, trained.tensors, first.inputs.info, tmp_path / "released")
+    with pytest.raises(UserError, match=r"drafter\.init"):
+        small_trainer(tmp_path, f"drafter.init={tmp_path / 'released'}", "drafter.layers=3", name="second")

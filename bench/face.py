@@ -115,7 +115,9 @@ def from_baseline(baseline: Baseline, machine: Machine, node: str, config_hash: 
         value = baseline.value if arm == OFF else value
         name = f"{node.rpartition('::')[2]}[{collectors[arm]}]"
         seconds = 1.0 / value
-        stats: dict[str, float | str] = dict.fromkeys(("min", "max", "mean", "median", "q1", "q3", "ld15iqr", "hd15iqr", "total"), seconds)
+        stats: dict[str, float | str] = dict.fromkeys(
+            ("min", "max", "mean", "median", "q1", "q3", "ld15iqr", "hd15iqr", "total"), seconds
+        )
         stats |= {"stddev": 0.0, "iqr": 0.0, "outliers": "0;0", "iqr_outliers": 0, "stddev_outliers": 0}
         stats |= {"rounds": max(1, len(baseline.sessions)), "iterations": 1, "ops": value}
         entries.append(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 # Set before anything imports torch: CUDA reads it once. A user's own setting stays.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import click

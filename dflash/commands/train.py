@@ -54,14 +54,17 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
     check_collectors(config.observe.collectors)
     inputs = prepare_inputs(config)
     sys.stderr.write(f"{config.data.path}: {inputs.dataset.summary()}\n")
-    sys.stderr.writelines(f"  {line}\n" for line in list_skipped(inputs.dataset.skipped))
+    if config.data.skip_bad:
+        sys.stderr.writelines(f"{line}\n" for line in list_skipped(inputs.dataset.skipped))
     resume = resume_state(run_dir, config)
     if resume is not None and resume.progress.step >= config.train.steps:
         sys.stderr.write(f"dflash: {run_dir} is finished: {resume.progress.step} steps done\n")
         return 0
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.json").write_text(config.model_dump_json(indent=1), encoding="utf-8")
-    scopes: Scopes = NO_SCOPES if sync_guard == "allow" else GuardScopes(sync_guard)
+    scopes: Scopes = NO_SCOPES
+    if sync_guard == "log" or sync_guard == "disallow":
+        scopes = GuardScopes(sync_guard)
     observer = Observer(config.observe, run_dir, RoleMap.from_config(config))
     trainer = Trainer(inputs, run_dir, observer, scopes=scopes, resume=resume)
     caught: list[int] = []

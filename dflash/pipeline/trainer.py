@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -220,12 +221,9 @@ class Trainer:
 
     def _start_workers(self) -> None:
         self.prefetcher.start()
-        for worker in self.target_workers:
-            self.supervisor.spawn(f"target/{worker.index}", lambda worker=worker: self._live(f"target/{worker.index}", worker))
-        for drafter in self.drafter_workers:
-            self.supervisor.spawn(
-                f"drafter/{drafter.index}", lambda worker=drafter: self._live(f"drafter/{worker.index}", worker)
-            )
+        for worker in (*self.target_workers, *self.drafter_workers):
+            role = f"{'target' if isinstance(worker, TargetWorker) else 'drafter'}/{worker.index}"
+            self.supervisor.spawn(role, partial(self._live, role, worker))
 
     def _live(self, role: str, worker: TargetWorker | DrafterWorker) -> None:
         with worker.device.active(), self._scopes.enter(role, worker.device):

@@ -62,9 +62,7 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
         return 0
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.json").write_text(config.model_dump_json(indent=1), encoding="utf-8")
-    scopes: Scopes = NO_SCOPES
-    if sync_guard == "log" or sync_guard == "disallow":
-        scopes = GuardScopes(sync_guard)
+    scopes: Scopes = NO_SCOPES if sync_guard == "allow" else GuardScopes("log" if sync_guard == "log" else "disallow")
     observer = Observer(config.observe, run_dir, RoleMap.from_config(config))
     trainer = Trainer(inputs, run_dir, observer, scopes=scopes, resume=resume)
     caught: list[int] = []

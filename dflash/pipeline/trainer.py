@@ -221,7 +221,8 @@ class Trainer:
 
     def _start_workers(self) -> None:
         self.prefetcher.start()
-        for worker in (*self.target_workers, *self.drafter_workers):
+        workers: list[TargetWorker | DrafterWorker] = [*self.target_workers, *self.drafter_workers]
+        for worker in workers:
             role = f"{'target' if isinstance(worker, TargetWorker) else 'drafter'}/{worker.index}"
             self.supervisor.spawn(role, partial(self._live, role, worker))
 

@@ -39,6 +39,9 @@ TRIM: Final = 0.25
 """Weight cut from each end of the paired step differences."""
 TAIL_ALPHA: Final = 0.05
 """Error of each of the two checks for a cost that falls on few steps."""
+SWITCHED: Final = 0.01
+"""Error at which the lower bound is taken when those checks make the plain estimator judge: they choose it when it happens to be
+high, so at NOMINAL it would call identical code slower too often."""
 TAIL_WIDTH: Final = 3.0
 """Robust standard deviations beyond which a paired step counts as slow (or fast)."""
 FLIPS: Final = 1999
@@ -264,7 +267,8 @@ def interval(rounds: Rounds, ceiling: Rounds | None = None, alpha: float = NOMIN
     found = estimate(units(values, rounds.process))
     if found is None:
         return None
-    low, high = found.theta - found.bound(alpha), found.theta + found.bound(alpha)
+    lower_alpha = min(alpha, SWITCHED) if name == "plain" and len(rounds.step) else alpha
+    low, high = found.theta - found.bound(lower_alpha), found.theta + found.bound(alpha)
     above = None if ceiling is None else estimate(units(choose(ceiling)[1], ceiling.process))
     if above is not None:
         high = min(found.theta + found.bound(alpha / 2), above.theta + above.bound(alpha / 2))
@@ -272,7 +276,7 @@ def interval(rounds: Rounds, ceiling: Rounds | None = None, alpha: float = NOMIN
         percent=slowdown_percent(found.theta),
         low=slowdown_percent(low),
         high=slowdown_percent(high),
-        mde=slowdown_percent(minimum_detectable(found, alpha)),
+        mde=slowdown_percent(minimum_detectable(found, lower_alpha)),
         n=found.n,
         spread=100.0 * float(found.values.std(ddof=1)),
         estimator=name,

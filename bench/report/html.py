@@ -139,10 +139,11 @@ def _template() -> Template:
 def interval_chart(receipt: Receipt) -> Intervals | None:
     """Every interval against zero and its budget; None when nothing was measured."""
     rows: list[tuple[str, str, Interval, str]] = []
+    kinds = {ALL: "together", "head": "against base"}
     for cost in words.all_costs(receipt):
         if cost.isolated is not None:
-            rows.append((cost.name, "isolated" if cost.name != ALL else "together", cost.isolated, cost.verdict.value))
-        if cost.marginal is not None and cost.name != ALL:
+            rows.append((cost.name, kinds.get(cost.name, "isolated"), cost.isolated, cost.verdict.value))
+        if cost.marginal is not None and cost.name not in kinds:
             rows.append((cost.name, "marginal", cost.marginal, cost.verdict.value))
     if receipt.aa is not None:
         rows.append(("A/A", "off again", receipt.aa, "none"))

@@ -43,7 +43,8 @@ def _costs(receipt: Receipt) -> str:
     if not costs:
         return ""
     marginal = words.has_marginal(receipt)
-    headers = ["collector", "isolated %", *(["marginal %"] if marginal else []), "would find %", "own cost %"]
+    first = ["commit", "slower %"] if receipt.command == "gate" else ["collector", "isolated %"]
+    headers = [*first, *(["marginal %"] if marginal else []), "would find %", "own cost %"]
     headers += ["syncs", "ops", "copies", "allocations", "verdict"]
     rows = [_row(cost, marginal) for cost in costs]
     note = GATE_NOTE if receipt.command == "gate" else NOTE
@@ -68,9 +69,7 @@ def _places(receipt: Receipt) -> str:
     rows = differing_places(receipt)
     if not rows:
         return ""
-    return "## Where counts rose\n\n" + table(
-        [list(row) for row in rows], ["arm", "kind", "role", "place", "more than off"], "llllr"
-    )
+    return "## Where counts differ\n\n" + table([list(row) for row in rows], ["arm", "kind", "role", "place", "more"], "llllr")
 
 
 def differing_places(receipt: Receipt) -> list[tuple[str, str, str, str, str]]:

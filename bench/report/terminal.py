@@ -43,7 +43,9 @@ def cost_table(receipt: Receipt, *, color: bool = False) -> str:
     if not costs:
         return ""
     marginal = words.has_marginal(receipt)
-    headers = ["collector", "isolated %\n[low, high]", *(["marginal %\n[low, high]"] if marginal else [])]
+    gate = receipt.command == "gate"
+    headers = ["commit" if gate else "collector", ("slower" if gate else "isolated") + " %\n[low, high]"]
+    headers += [*(["marginal %\n[low, high]"] if marginal else [])]
     headers += ["own\n%", "syncs\nadded", "verdict"]
     rows = [_row(cost, marginal, color) for cost in costs]
     align = ["left", "right", *(["right"] if marginal else []), "right", "right", "left"]

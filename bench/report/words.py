@@ -24,7 +24,7 @@ MEANING = {
     Verdict.OVER: "over the budget",
     Verdict.SLOWER: "slower, but not resolved against the budget",
     Verdict.UNRESOLVED: "not resolved: the measurement is too coarse to say",
-    Verdict.INVALID: "invalid: nothing may be concluded",
+    Verdict.INVALID: "nothing may be concluded from this run",
     Verdict.NO_BASELINE: "nothing to compare with, or an incomplete set",
 }
 KINDS = ("syncs", "operations", "copies", "allocations")
@@ -118,16 +118,20 @@ def has_marginal(receipt: Receipt) -> bool:
 
 def headline(receipt: Receipt) -> str:
     """The verdict in one sentence that stands alone."""
-    text = f"{receipt.verdict.value.upper()}: {MEANING[receipt.verdict]}"
-    together = receipt.all.isolated if receipt.all is not None else None
-    if together is not None and receipt.verdict not in (Verdict.INVALID, Verdict.NO_BASELINE):
-        subject = "head loses" if receipt.command == "gate" else "all collectors together cost"
-        against = "of base's throughput" if receipt.command == "gate" else "of the throughput"
-        text = (
-            f"{receipt.verdict.value.upper()}: {subject} {number(together.percent)}% {against} "
-            f"(between {number(together.low)} and {number(together.high)}%), budget {number(receipt.budget_percent)}%"
-        )
-    return text
+    word, together = receipt.verdict.value.upper(), receipt.all.isolated if receipt.all is not None else None
+    if receipt.exit_code is ExitCode.INCOMPLETE:
+        return f"{word}: incomplete, {MEANING[Verdict.INVALID]}"
+    if together is None or receipt.verdict in (Verdict.INVALID, Verdict.NO_BASELINE):
+        return f"{word}: {MEANING[receipt.verdict]}"
+    gate = receipt.command == "gate"
+    whose = "base's" if gate else "the"
+    rises = [f"{cost.name} {text}" for cost in all_costs(receipt) if (text := exact(cost)).startswith("+") or ", +" in text]
+    said = f"exact counts rose ({rises[0]}); " if rises and receipt.verdict is Verdict.OVER else ""
+    return (
+        f"{word}: {said}{'head loses' if gate else 'all collectors together cost'} {number(together.percent)}% of "
+        f"{whose} throughput (between {number(together.low)} and "
+        f"{number(together.high)}%), budget {number(receipt.budget_percent)}%"
+    )
 
 
 def mde(costs: Iterable[Cost]) -> str:
@@ -141,7 +145,7 @@ def mde(costs: Iterable[Cost]) -> str:
 
 def losses(receipt: Receipt) -> str:
     """Whether training was the same in every arm."""
-    if receipt.losses_equal is None:
+    if receipt.losses_equal is None or not receipt.losses:
         return "not compared"
     gate = receipt.command == "gate"
     if not receipt.losses_equal:

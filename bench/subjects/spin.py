@@ -83,6 +83,7 @@ class SpinSubject:
         self.devices: tuple[str, ...] = ("cpu",)
         self._step_s = step_s
         self._noise = noise
+        self._simulated = SimulatedClock()
         self._crash_in = crash_in
         self._corrupt = corrupt
         self._arm = Arm("off")
@@ -109,12 +110,16 @@ class SpinSubject:
     def close(self) -> None:
         self._block = b""
 
+    def clock_s(self) -> float:
+        """Seconds of the clock that this subject runs by."""
+        return time.monotonic() if self._noise is None else self._simulated.now_ns * 1e-9
+
     def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
         """Run steps until the requests end."""
         clock: Callable[[], int] = time.perf_counter_ns
         delay: Callable[[int], int] = busy_wait
         if self._noise is not None:
-            simulated = SimulatedClock()
+            simulated = self._simulated
             clock, delay, self._work = simulated, simulated.advance, self._simulate(simulated, self._noise)
         stepper = Stepper(
             cycle=self.cycle,

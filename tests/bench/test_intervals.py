@@ -176,6 +176,20 @@ def test_processes_are_the_units_when_there_are_several() -> None:
     np.testing.assert_allclose(units(values, np.arange(40) // 10), values.reshape(4, 10).mean(1))
 
 
+def test_rounds_are_the_units_when_launches_spread_no_more_than_they_do() -> None:
+    rng = np.random.default_rng(11)
+    noise = rng.normal(0, 0.01, (3, 10))
+    level = noise - noise.mean(1, keepdims=True)
+    found = interval(made(level.ravel() + 0.003, processes=3))
+    assert found is not None
+    assert found.n == 30 - 3 + 1
+    assert found.percent == pytest.approx(slowdown_percent(0.003))
+    two = interval(made(level[:2].ravel(), processes=2))
+    assert two is not None
+    assert two.n == 2
+    assert p_over(found, 0.0) == pytest.approx((found.p_two_sided or 0) / 2)
+
+
 def test_minimum_detectable_is_found_as_often_as_it_says() -> None:
     found = Estimate(0.0, 0.02 / 12**0.5, 11, np.zeros(12))
     theta = minimum_detectable(found)

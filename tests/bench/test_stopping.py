@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from bench.intervals import NOMINAL
+from bench.intervals import NOMINAL, Rounds, estimate, estimate_units
 from bench.records import Verdict, log_ratio
 from bench.simulate import CAP, NOISES, SHARED, Cost, Rates, rates, report, run_rule, share, simulate
 from bench.stopping import MIN_ROUNDS, Watch, half_width, judged, looks
@@ -155,18 +155,29 @@ def test_rates_are_repeatable_and_told_with_their_error() -> None:
     assert NOMINAL < 0.05
 
 
-def test_launches_that_differ_err_when_rounds_are_pooled() -> None:
-    """Five launches of ten rounds, 0.5% between launches: pooling errs far too often, launches as units do not."""
-    from bench.intervals import Rounds, interval
-
-    rng = np.random.default_rng(2)
-    process = np.arange(50) // 10
-    missed = {"pooled": 0, "launches": 0}
+@pytest.mark.parametrize("between", [0.0, 0.001, 0.002, 0.004])
+@pytest.mark.parametrize("launches", [3, 5])
+def test_error_over_launches_whatever_their_spread(launches: int, between: float) -> None:
+    """Ten rounds of 0.5% in each launch; the mean of a launch spreads by 0.16% of its own, and by `between` beside it."""
+    rng = np.random.default_rng([launches, int(1e4 * between)])
+    process = np.arange(10 * launches) // 10
+    none = np.empty(0)
+    missed = 0
     for _ in range(RUNS):
-        values = np.repeat(rng.normal(0, 0.005, 5), 10) + rng.normal(0, 0.005, 50)
-        for name, units in (("pooled", np.zeros(50, dtype=np.int64)), ("launches", process)):
-            found = interval(Rounds(units, values, np.empty(0), np.empty(0)))
-            assert found is not None
-            missed[name] += found.low > 0
-    assert at_most(missed["launches"], RUNS, 0.05)
-    assert missed["pooled"] > 0.15 * RUNS
+        values = np.repeat(rng.normal(0, between, launches), 10) + rng.normal(0, 0.005, 10 * launches)
+        found = estimate_units(values, process)
+        assert found is not None
+        missed += found.theta > found.bound(NOMINAL)
+    assert at_most(missed, RUNS, 0.05)
+    assert half_width(Rounds(process, values, none, none)) > 0
+
+
+def test_pooling_launches_that_differ_would_err() -> None:
+    """What estimate_units is for."""
+    rng = np.random.default_rng(2)
+    missed = 0
+    for _ in range(RUNS):
+        found = estimate(np.repeat(rng.normal(0, 0.005, 5), 10) + rng.normal(0, 0.005, 50))
+        assert found is not None
+        missed += found.theta > found.bound(NOMINAL)
+    assert missed > 0.15 * RUNS

@@ -133,6 +133,31 @@ def document_starts(anchors: np.ndarray, document_ids: np.ndarray | None) -> np.
     return np.searchsorted(document_ids, document_ids[anchors]).astype(np.int64)
 
 
+def context_limits(
+    anchors: np.ndarray, keep: np.ndarray, document_start: np.ndarray, context: int, chunk: int = 8, grain: int = 32
+) -> tuple[tuple[int, int], ...]:
+    """How much context the blocks see that stand together: `(sure, reach)` for each chunk of the rows' ascending anchors.
+
+    Every kept block of the chunk, in all rows of the batch, sees every column below `sure`, and none sees one from `reach` on.
+    Host integers, in grains, so that few shapes arise.
+
+    Args:
+        anchors, keep, document_start: `[batch, anchors]`.
+        context: columns of the padded batch.
+        chunk: blocks in a chunk.
+    """
+    limits = []
+    for first in range(0, anchors.shape[1], chunk):
+        part = slice(first, first + chunk)
+        kept, places = keep[:, part], anchors[:, part]
+        # A row without context is masked whole, so dropped blocks and later documents leave nothing sure.
+        plain = kept.all() and not document_start[:, part].any()
+        sure = int(places.min()) // grain * grain if plain else 0
+        far = int(places[kept].max()) if kept.any() else 0
+        limits.append((sure, min(context, max(grain, -(-far // grain) * grain))))
+    return tuple(limits)
+
+
 def slot_positions(anchors: torch.Tensor, block_size: int) -> torch.Tensor:
     """Positions of all slots, int64 `[batch, anchors, block]`: `a + k`, never restarted per block."""
     return anchors[..., None] + torch.arange(block_size, device=anchors.device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,11 @@ from dflash.config import DrafterConfig
 from dflash.errors import UserError
 from dflash.models.attention import Attention, Places, prepare
 from dflash.models.blocks import slot_positions
+from dflash.models.stack import Limits, Stack, StackFunction
 from dflash.models.target import TargetInfo
+
+if TYPE_CHECKING:
+    from dflash.models.optimizer import FlatParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +211,12 @@ class Drafter(nn.Module):
         self.layers: Any = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.rotary = Rotary(shape.head_dim, shape.rope_theta)
+        self.stack: Stack | None = None
         self.initialise(seed)
+
+    def attach(self, flat: FlatParameters) -> None:
+        """Train over these flat buffers from now on, by the written-out pass; without a graph the modules go on serving."""
+        self.stack = Stack(self, flat)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -233,6 +242,7 @@ class Drafter(nn.Module):
         keep: torch.Tensor,
         document_start: torch.Tensor,
         embedding: torch.Tensor,
+        limits: Limits | None = None,
     ) -> torch.Tensor:
         """Normed hidden states of the slots 1..B-1 (slot 0 is known, so it never meets the head).
 
@@ -241,6 +251,7 @@ class Drafter(nn.Module):
             input_ids: int64 `[batch, context]`.
             anchors, keep, document_start: `[batch, anchors]` as in `Batch`.
             embedding: `[V, H]`, the target's.
+            limits: `blocks.context_limits` of the host's copy of the anchors; saves work, changes nothing.
 
         Returns:
             `[batch, anchors, B-1, H]` in the working dtype.
@@ -249,6 +260,9 @@ class Drafter(nn.Module):
         batch, context, _ = features.shape
         count, size = anchors.shape[1], shape.block_size
         places = Places(anchors, keep, document_start, context, size)
+        if self.stack is not None and torch.is_grad_enabled():
+            x = self.block_input(input_ids, anchors, embedding).flatten(0, 1)
+            return StackFunction.apply(self.norm.weight, self.stack, features, x, places, limits)
         dtype = self.fc.weight.dtype
         kinds = {shape.window(i) for i in range(shape.layers)}
         attentions = {window: prepare(shape.attention, places, window, dtype) for window in kinds}

@@ -6,7 +6,7 @@ several drafters is one operation on `FlatParameters.grad`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,11 +41,29 @@ class FlatParameters:
                     self.view(self.working, name).copy_(parameter)
                 parameter.data = self.view(self.working, name)
                 parameter.grad = self.view(self.grad, name)
+        attach = getattr(module, "attach", None)
+        if attach is not None:
+            attach(self)
 
     def view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         """The part of a flat buffer that belongs to a parameter."""
         start, shape = self.places[name]
         return flat[start : start + shape.numel()].view(shape)
+
+    def joined(self, flat: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+        """The parts of several parameters that lie side by side and share their last size, as one matrix.
+
+        Raises:
+            ValueError: they do not lie side by side.
+        """
+        start, first = self.places[names[0]]
+        end = start
+        for name in names:
+            place, shape = self.places[name]
+            if place != end or shape[1:] != first[1:]:
+                raise ValueError(f"{names}: do not lie side by side in the flat buffer")
+            end += shape.numel()
+        return flat[start:end].view(-1, *first[1:])
 
     def named(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter's name with its part of a flat buffer."""

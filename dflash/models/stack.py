@@ -1,0 +1,348 @@
+"""The drafter's training pass, forward and backward written out over kept buffers.
+
+It computes what `Drafter`'s modules state (tests hold it to them, gradient by gradient) with three differences in how:
+gradients of weights are added by the matrix product itself into the flat gradient buffer; matrices that lie side by side there
+(q|k|v, gate|up) are multiplied as one; nothing is allocated in a step of a known shape. Attention is `SplitKernel`, or
+any other kind through an island of automatic differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dflash.models import pieces
+from dflash.models.attention import Attention, Places, prepare
+from dflash.models.blocks import slot_positions
+from dflash.models.split import SplitKernel
+from dflash.models.workspace import Workspace
+
+if TYPE_CHECKING:
+    from dflash.models.drafter import Drafter
+    from dflash.models.optimizer import FlatParameters
+
+Limits = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One or more parameters that lie side by side: their values and their gradients, as one matrix or vector."""
+
+    value: torch.Tensor
+    grad: torch.Tensor
+
+    def product(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """`out` = x W^T."""
+        return torch.mm(x, self.value.t(), out=out)
+
+    def add_grad(self, dy: torch.Tensor, x: torch.Tensor) -> None:
+        self.grad.addmm_(dy.t(), x)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    norm1: Weight
+    qkv: Weight
+    kv: Weight
+    q_norm: Weight
+    k_norm: Weight
+    out: Weight
+    norm2: Weight
+    gate_up: Weight
+    down: Weight
+
+
+class Island:
+    """Any attention of `attention.py`, differentiated by autograd inside the written-out pass."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+
+    def forward(self, layer: int, *states: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        query, key, value, context_key, context_value = (state.detach().requires_grad_() for state in states)
+        batch, kv_heads, count, rows, d = query.shape
+        size = key.shape[3]
+        groups = rows // size
+        with torch.enable_grad():
+            heads = query.view(batch, kv_heads, count, groups, size, d).transpose(2, 3).reshape(batch, -1, count * size, d)
+            out = self.attention(heads, key.flatten(2, 3), value.flatten(2, 3), context_key, context_value)
+            out = out.view(batch, kv_heads, groups, count, size, d).transpose(2, 3).reshape(query.shape)
+        return out.detach(), (out, (query, key, value, context_key, context_value))
+
+    def backward(
+        self, saved: Any, dout: torch.Tensor, dcontext_key: torch.Tensor, dcontext_value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        out, leaves = saved
+        dquery, dkey, dvalue, far_key, far_value = torch.autograd.grad(out, leaves, dout)
+        dcontext_key.add_(far_key)
+        dcontext_value.add_(far_value)
+        return dquery.contiguous(), dkey.contiguous(), dvalue.contiguous()
+
+
+class Stack:
+    """The written-out pass of one drafter over its flat buffers. One forward, then its backward, in turns."""
+
+    def __init__(self, drafter: Drafter, flat: FlatParameters) -> None:
+        self.shape = drafter.shape
+        self.rotary = drafter.rotary
+        self.workspace = Workspace(flat.working.device)
+        self.dtype = flat.working.dtype
+        self.passes = 0
+
+        def weight(*names: str) -> Weight:
+            return Weight(flat.joined(flat.working, names), flat.joined(flat.grad, names))
+
+        self.fc, self.hidden_norm, self.norm = weight("fc.weight"), weight("hidden_norm.weight"), weight("norm.weight")
+        self.layers = [_layer_weights(weight, f"layers.{i}.") for i in range(self.shape.layers)]
+
+    def forward(
+        self, features: torch.Tensor, x: torch.Tensor, places: Places, limits: Limits | None
+    ) -> tuple[torch.Tensor, _Pass]:
+        """`[batch, context, K*H]` features and `[batch*anchors*block, H]` inputs (overwritten) -> normed states of slots 1.."""
+        self.passes += 1
+        run = _Pass(self, features, places, limits)
+        return run.forward(x), run
+
+
+def _layer_weights(weight: Any, prefix: str) -> LayerWeights:
+    attention = prefix + "self_attn."
+    return LayerWeights(
+        norm1=weight(prefix + "input_layernorm.weight"),
+        qkv=weight(*(f"{attention}{name}_proj.weight" for name in "qkv")),
+        kv=weight(*(f"{attention}{name}_proj.weight" for name in "kv")),
+        q_norm=weight(attention + "q_norm.weight"),
+        k_norm=weight(attention + "k_norm.weight"),
+        out=weight(attention + "o_proj.weight"),
+        norm2=weight(prefix + "post_attention_layernorm.weight"),
+        gate_up=weight(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"),
+        down=weight(prefix + "mlp.down_proj.weight"),
+    )
+
+
+@dataclass(slots=True)
+class _Normed:
+    """A norm's output and what its backward needs."""
+
+    hat: torch.Tensor
+    inverse: torch.Tensor
+    out: torch.Tensor
+
+
+class _Pass:
+    """One forward and its backward: the shapes, and the buffers that live between the two."""
+
+    def __init__(self, stack: Stack, features: torch.Tensor, places: Places, limits: Limits | None) -> None:
+        self.stack, self.number = stack, stack.passes
+        shape = stack.shape
+        self.shape, self.dtype, self.take = shape, stack.dtype, stack.workspace.take
+        self.features = features.flatten(0, 1)
+        self.batch, self.count = places.anchors.shape
+        self.size, self.context = places.block_size, places.context
+        self.rows = self.batch * self.count * self.size
+        self.heads, self.kv_heads, self.d = shape.heads, shape.kv_heads, shape.head_dim
+        self.groups = self.heads // self.kv_heads
+        self.kernels = {window: self._kernel(places, limits, window) for window in {shape.window(i) for i in range(shape.layers)}}
+        stack.rotary.grow(self.context + self.size, features.device, self.dtype)
+        cos, sin = stack.rotary.cos, stack.rotary.sin
+        positions = slot_positions(places.anchors, self.size)
+        # [batch, anchors, block, 1, 1, d] and [1, context, 1, d]
+        self.slot_tables = (cos[positions][:, :, :, None, None], sin[positions][:, :, :, None, None])
+        self.context_tables = (cos[: self.context][None, :, None], sin[: self.context][None, :, None])
+        self.saved: list[dict[str, Any]] = []
+
+    def _kernel(self, places: Places, limits: Limits | None, window: int | None) -> Any:
+        kind = self.shape.attention
+        if kind == "auto":
+            kind = "flex" if places.anchors.is_cuda else "split"
+        if kind == "split":
+            return SplitKernel(places, limits, window, self.groups, self.d, self.dtype, self.stack.workspace)
+        return Island(prepare(kind, places, window, self.dtype))
+
+    # ---- forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        stack, take = self.stack, self.take
+        fused = take("fc", (self.batch * self.context, self.shape.hidden_size), self.dtype)
+        stack.fc.product(self.features, fused)
+        self.feature = self._norm("feature", fused, stack.hidden_norm)
+        for index, weights in enumerate(stack.layers):
+            self.saved.append({})
+            self._attend(index, weights, x)
+            self._feed(index, weights, x)
+        inner = x.view(self.batch * self.count, self.size, -1)[:, 1:]
+        self.last = self._norm("last", inner, stack.norm)
+        return self.last.out.view(self.batch, self.count, self.size - 1, -1)
+
+    def _norm(self, name: str, x: torch.Tensor, weight: Weight) -> _Normed:
+        take, shape = self.take, x.shape
+        hat = take(f"hat.{name}", shape, self.dtype)
+        inverse = take(f"inverse.{name}", (*shape[:-1], 1), torch.float32)
+        pieces.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(shape))
+        out = torch.mul(hat, weight.value, out=take(f"normed.{name}", shape, self.dtype))
+        return _Normed(hat, inverse, out)
+
+    def _wide(self, shape: Sequence[int]) -> torch.Tensor | None:
+        return None if self.dtype == torch.float32 else self.take("wide", shape, torch.float32)
+
+    def _head_norm(self, name: str, x: torch.Tensor) -> _Normed:
+        """Norm over each head without its weight, which goes into the rotary tables. `x` `[rows, heads, d]`, strided."""
+        hat = self.take(f"hat.{name}", x.shape, self.dtype)
+        inverse = self.take(f"inverse.{name}", (*x.shape[:-1], 1), torch.float32)
+        pieces.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(x.shape))
+        return _Normed(hat, inverse, hat)
+
+    def _context_keys(self, index: int, weights: LayerWeights) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys `[batch, kv_heads, context, d]`, and values of that shape as a view of the projection."""
+        batch, context, kv_heads, d = self.batch, self.context, self.kv_heads, self.d
+        both = self.take(f"context_kv{index}", (batch * context, 2 * kv_heads * d), self.dtype)
+        weights.kv.product(self.feature.out, both)
+        split = both.view(batch * context, 2, kv_heads, d)
+        normed = self._head_norm(f"context_key{index}", split[:, 0])
+        keys = self.take(f"context_keys{index}", (batch, kv_heads, context, d), self.dtype)
+        tables = pieces.weighted_tables(self.context_tables, weights.k_norm.value)
+        pieces.rotate_into(normed.hat.view(batch, context, kv_heads, d), tables, keys.transpose(1, 2))
+        self.saved[index]["context"] = normed
+        return keys, split[:, 1].view(batch, context, kv_heads, d).transpose(1, 2)
+
+    def _attend(self, index: int, weights: LayerWeights, x: torch.Tensor) -> None:
+        take, saved, rows, d = self.take, self.saved[index], self.rows, self.d
+        batch, count, size, kv_heads, groups = self.batch, self.count, self.size, self.kv_heads, self.groups
+        context_key, context_value = self._context_keys(index, weights)
+        normed = saved["norm1"] = self._norm(f"norm1.{index}", x, weights.norm1)
+        qkv = take("qkv", (rows, self.heads + 2 * kv_heads, d), self.dtype)
+        weights.qkv.product(normed.out, qkv.view(rows, -1))
+        by_row = (batch, count, size, kv_heads, -1, d)
+        query = take(f"query{index}", (batch, kv_heads, count, groups * size, d), self.dtype)
+        key = take(f"key{index}", (batch, kv_heads, count, size, d), self.dtype)
+        value = take(f"value{index}", (batch, kv_heads, count, size, d), self.dtype)
+        parts = (("q", qkv[:, : self.heads], weights.q_norm, query), ("k", qkv[:, self.heads : -kv_heads], weights.k_norm, key))
+        for name, part, weight, out in parts:
+            head = saved[name] = self._head_norm(f"{name}{index}", part)
+            tables = pieces.weighted_tables(self.slot_tables, weight.value)
+            pieces.rotate_into(head.hat.view(by_row), tables, self._rows_first(out))
+        self._rows_first(value).copy_(qkv[:, -kv_heads:].view(by_row))
+        kernel = self.kernels[self.shape.window(index)]
+        out, saved["attention"] = kernel.forward(index, query, key, value, context_key, context_value)
+        attended = take(f"attended_rows{index}", (rows, self.heads * d), self.dtype)
+        attended.view(by_row).copy_(self._rows_first(out))
+        saved["attended"] = attended
+        x.addmm_(attended, weights.out.value.t())
+
+    def _rows_first(self, states: torch.Tensor) -> torch.Tensor:
+        """`[batch, kv_heads, anchors, groups*block, d]` seen as `[batch, anchors, block, kv_heads, groups, d]`."""
+        view = states.view(self.batch, self.kv_heads, self.count, -1, self.size, self.d)
+        return view.permute(0, 2, 4, 1, 3, 5)
+
+    def _feed(self, index: int, weights: LayerWeights, x: torch.Tensor) -> None:
+        take, saved, inner = self.take, self.saved[index], self.shape.intermediate_size
+        normed = saved["norm2"] = self._norm(f"norm2.{index}", x, weights.norm2)
+        gate_up = saved["gate_up"] = take(f"gate_up{index}", (self.rows, 2 * inner), self.dtype)
+        weights.gate_up.product(normed.out, gate_up)
+        activated = saved["activated"] = take(f"activated{index}", (self.rows, inner), self.dtype)
+        gated = saved["gated"] = take(f"gated{index}", (self.rows, inner), self.dtype)
+        pieces.gate_forward(gate_up[:, :inner], gate_up[:, inner:], activated, gated)
+        x.addmm_(gated, weights.down.value.t())
+
+    # ---- backward
+
+    def backward(self, dhidden: torch.Tensor) -> None:
+        """Add the gradients of all weights into the flat buffer. `dhidden` `[batch, anchors, block-1, H]` is overwritten."""
+        stack, take = self.stack, self.take
+        if self.number != stack.passes:
+            raise RuntimeError("another forward has used this drafter's buffers: run backward before the next forward")
+        hidden = self.shape.hidden_size
+        dfeature = take("dfeature", (self.batch * self.context, hidden), self.dtype).zero_()
+        dx = take("dx", (self.rows, hidden), self.dtype).zero_()
+        inner = dx.view(self.batch * self.count, self.size, -1)[:, 1:]
+        self._norm_backward(self.last, dhidden.view(-1, hidden), stack.norm, inner)
+        for index in reversed(range(len(stack.layers))):
+            self._feed_backward(index, stack.layers[index], dx)
+            self._attend_backward(index, stack.layers[index], dx, dfeature)
+        dfused = take("dfused", dfeature.shape, self.dtype).zero_()
+        self._norm_backward(self.feature, dfeature, stack.hidden_norm, dfused)
+        stack.fc.add_grad(dfused, self.features)
+
+    def _norm_backward(self, normed: _Normed, dy: torch.Tensor, weight: Weight, into: torch.Tensor) -> None:
+        """Add the gradient of a norm's input to `into`; `dy` is overwritten."""
+        hat = normed.hat.view(dy.shape)
+        product = self.take("product", dy.shape, self.dtype)
+        dhat = pieces.norm_backward(dy, hat, normed.inverse, weight.value, weight.grad, product)
+        into.addcmul_(dhat.view(into.shape), normed.inverse.view(*into.shape[:-1], 1).to(self.dtype))
+
+    def _feed_backward(self, index: int, weights: LayerWeights, dx: torch.Tensor) -> None:
+        take, saved, inner = self.take, self.saved[index], self.shape.intermediate_size
+        dgated = torch.mm(dx, weights.down.value, out=take("dgated", (self.rows, inner), self.dtype))
+        weights.down.add_grad(dx, saved["gated"])
+        gate_up = saved["gate_up"]
+        dgate_up = take("dgate_up", gate_up.shape, self.dtype)
+        pieces.gate_backward(
+            dgated, gate_up[:, :inner], gate_up[:, inner:], saved["activated"], dgate_up[:, :inner], dgate_up[:, inner:]
+        )
+        weights.gate_up.add_grad(dgate_up, saved["norm2"].out)
+        dy = torch.mm(dgate_up, weights.gate_up.value, out=take("dnormed", dx.shape, self.dtype))
+        self._norm_backward(saved["norm2"], dy, weights.norm2, dx)
+
+    def _attend_backward(self, index: int, weights: LayerWeights, dx: torch.Tensor, dfeature: torch.Tensor) -> None:
+        take, saved, rows, d = self.take, self.saved[index], self.rows, self.d
+        batch, context, kv_heads = self.batch, self.context, self.kv_heads
+        by_row = (batch, self.count, self.size, kv_heads, -1, d)
+        dattended = torch.mm(dx, weights.out.value, out=take("dattended", (rows, self.heads * d), self.dtype))
+        weights.out.add_grad(dx, saved["attended"])
+        dout = take("dout", (batch, kv_heads, self.count, self.groups * self.size, d), self.dtype)
+        self._rows_first(dout).copy_(dattended.view(by_row))
+        dcontext_key = take("dcontext_key", (batch, kv_heads, context, d), self.dtype).zero_()
+        dboth = take("dcontext_kv", (batch * context, 2 * kv_heads * d), self.dtype)
+        dsplit = dboth.view(batch * context, 2, kv_heads, d)
+        dcontext_value = dsplit[:, 1].zero_().view(batch, context, kv_heads, d).transpose(1, 2)
+        kernel = self.kernels[self.shape.window(index)]
+        dquery, dkey, dvalue = kernel.backward(saved["attention"], dout, dcontext_key, dcontext_value)
+        dqkv = take("dqkv", (rows, self.heads + 2 * kv_heads, d), self.dtype)
+        tables = self.slot_tables
+        self._head_norm_backward(saved["q"], self._rows_first(dquery), tables, weights.q_norm, dqkv[:, : self.heads])
+        self._head_norm_backward(saved["k"], self._rows_first(dkey), tables, weights.k_norm, dqkv[:, self.heads : -kv_heads])
+        dqkv[:, -kv_heads:].view(by_row).copy_(self._rows_first(dvalue))
+        flat = dqkv.view(rows, -1)
+        weights.qkv.add_grad(flat, saved["norm1"].out)
+        dy = torch.mm(flat, weights.qkv.value, out=take("dnormed", dx.shape, self.dtype))
+        self._norm_backward(saved["norm1"], dy, weights.norm1, dx)
+        turned = dcontext_key.transpose(1, 2)
+        self._head_norm_backward(saved["context"], turned, self.context_tables, weights.k_norm, dsplit[:, 0])
+        weights.kv.add_grad(dboth, self.feature.out)
+        dfeature.addmm_(dboth, weights.kv.value)
+
+    def _head_norm_backward(
+        self, head: _Normed, dy: torch.Tensor, tables: pieces.Tables, weight: Weight, out: torch.Tensor
+    ) -> None:
+        """Through rotation and norm: `dy` like the rotated states with rows first, `out` `[rows, heads, d]` strided."""
+        turned = self.take("dturned", dy.shape, self.dtype)
+        pieces.rotate_back_into(dy, tables, turned)
+        flat = turned.view(-1, self.d)
+        product = self.take("product", flat.shape, self.dtype)
+        dhat = pieces.norm_backward(flat, head.hat.view(-1, self.d), head.inverse, weight.value, weight.grad, product)
+        torch.mul(dhat.view(out.shape), head.inverse.to(self.dtype), out=out)
+
+
+class StackFunction(torch.autograd.Function):
+    """Ties the written-out pass to autograd: gradients of weights go to the flat buffer, none to the inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        trigger: torch.Tensor,
+        stack: Stack,
+        features: torch.Tensor,
+        x: torch.Tensor,
+        places: Places,
+        limits: Limits | None,
+    ) -> torch.Tensor:
+        hidden, ctx.run = stack.forward(features, x, places, limits)
+        return hidden
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ctx.run.backward(grads[0].contiguous())
+        ctx.run = None
+        return None, None, None, None, None, None

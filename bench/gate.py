@@ -20,7 +20,7 @@ from bench.code import read_commit
 from bench.counting import ProcessCounter
 from bench.intervals import contrasts, interval, throughput
 from bench.losses import LossCheck, check_losses
-from bench.plan import human_time, size
+from bench.plan import MIN_SEGMENT_S, human_time, size
 from bench.progress import Reporter
 from bench.records import (
     ALL,
@@ -71,6 +71,7 @@ class Options:
     subject: str = "trainer"
     inject_percent: float = 0.0
     launches: int | None = None
+    min_segment_s: float = MIN_SEGMENT_S
 
     @property
     def time_s(self) -> float:
@@ -248,6 +249,7 @@ def _take_turns(
         segments_per_round=4,
         time_s=max(1.0, time_s),
         washout=washout,
+        min_segment_s=options.min_segment_s,
         min_rounds=MIN_ROUNDS,
     )
     if number == 0:

@@ -6,6 +6,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench import baselines
 from bench.records import Receipt
 from bench.report import html, markdown
 from dflash.errors import UserError
@@ -41,11 +42,19 @@ def write_all(receipt: Receipt, folder: Path) -> None:
     write(folder / "receipt.json", receipt.to_json() + "\n")
     text = markdown.render(receipt)
     write(folder / "report.md", text)
-    write(folder / "report.html", html.render(receipt))
+    write(folder / "report.html", html.render(receipt, history_of(receipt)))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         with open(summary, "a", encoding="utf-8") as handle:
             handle.write(text + "\n")
+
+
+def history_of(receipt: Receipt) -> list[tuple[str, float]]:
+    """(date, tokens/s) of the stored sessions of this machine and config, oldest first; empty when there are none."""
+    found = baselines.match(baselines.read_all(), receipt.machine, receipt.config)
+    if found.status is not baselines.Status.MATCH or found.baseline is None:
+        return []
+    return sorted((session.date, session.tokens_per_second) for session in found.baseline.sessions)
 
 
 def write(path: Path, text: str) -> None:

@@ -1,0 +1,339 @@
+"""The gate on the light subject, and on trees that die, lie, hang or predate the harness."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from bench import gate, resident
+from bench.code import ROOT, read_commit
+from bench.gate import (
+    BASE,
+    HEAD,
+    Evidence,
+    Launch,
+    Options,
+    counts_added,
+    first_difference,
+    gather,
+    judge,
+    memory_rise,
+    pairs,
+    run_gate,
+)
+from bench.progress import Reporter
+from bench.records import Commit, ExactCounts, ExitCode, Receipt, Verdict
+from bench.worktrees import NoHarness, Tree, checked_out, resolve
+from dflash.config import Config
+from dflash.errors import UserError
+
+QUIET = Reporter(quiet=True)
+SHORT = Options(base="HEAD", config=Config(), minutes=0.02, subject="spin", launches=2, min_segment_s=0.05)
+OURS = (Tree(BASE, Commit("a"), ROOT, sys.executable), Tree(HEAD, Commit("b"), ROOT, sys.executable))
+
+fault = pytest.mark.fault
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def tree_with_worker(folder: Path, body: str, name: str = HEAD) -> Tree:
+    """A tree whose worker is `body`."""
+    (folder / "bench").mkdir(parents=True)
+    (folder / "bench/__init__.py").touch()
+    (folder / "bench/gate_worker.py").write_text("import json, sys, time\nsys.stdin.readline()\n" + textwrap.dedent(body))
+    return Tree(name, Commit("c" * 40), folder, sys.executable)
+
+
+# -- two resident processes ------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_take_turns_and_do_the_same_work() -> None:
+    evidence = gather(SHORT, *OURS, QUIET)
+    assert evidence.incomplete == []
+    assert evidence.not_comparable == []
+    assert len(evidence.launches) == 2
+    assert {segment.process for segment in evidence.segments} == {0, 1}
+    for process in (0, 1):
+        mine = [segment for segment in evidence.segments if segment.process == process]
+        assert len(mine) >= 16
+        for place, segment in enumerate(mine):
+            assert (segment.round, segment.order) == divmod(place, 4), "one at a time, in the order asked for"
+    assert evidence.launches[0].losses[BASE] == evidence.launches[0].losses[HEAD]
+    found = evidence.interval()
+    assert found is not None
+    assert found.n == 2, "the launch pair is the unit"
+    assert judge(SHORT, evidence).exit_code in (ExitCode.WITHIN, ExitCode.UNRESOLVED, ExitCode.INVALID)
+
+
+@fault
+def test_a_large_injected_slowdown_is_red() -> None:
+    options = replace(SHORT, inject_percent=40.0, launches=3)
+    evidence = gather(options, *OURS, QUIET)
+    found = evidence.interval()
+    assert found is not None
+    assert 20.0 < found.percent < 60.0
+    evidence.before = evidence.after = None  # a busy machine is no matter here
+    assert judge(options, evidence).exit_code in (ExitCode.OVER, ExitCode.UNRESOLVED)
+
+
+@fault
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise SystemExit('planted: no such module')", "head crashed (exit code 1): planted: no such module"),
+        ("print('hello?')", "instead of a message"),
+        ("print(json.dumps({'error': 'the config is wrong'}))", "head refused: the config is wrong"),
+        ("print(json.dumps({'hello': {'protocol': 99}}))", "speaks gate protocol 99"),
+        ("print(json.dumps({'hello': {'protocol': 1, 'root': '/elsewhere'}}))", "ran the code in /elsewhere"),
+        ("time.sleep(60)", "gave no answer within"),
+    ],
+)
+def test_a_worker_that_is_lost_is_an_incomplete_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    monkeypatch.setattr(resident, "BUILD_S", 8.0)
+    evidence = gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", body), QUIET)
+    judgement = judge(SHORT, evidence)
+    assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INCOMPLETE)
+    assert said in judgement.reasons[0]
+
+
+@fault
+def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incomplete(tmp_path: Path) -> None:
+    body = f"""
+    print(json.dumps({{"hello": {{"protocol": 1, "root": {str(tmp_path / "head")!r}, "cycle": 8, "washout": 1, "warmup": 1,
+        "collectors": []}}}}), flush=True)
+    for line in range(3):
+        order = json.loads(sys.stdin.readline())
+        steps = order["steps"]
+        print(json.dumps({{"first_step": 1, "segment": {{"arm": "head", "round": order["round"], "order": order["order"],
+            "steps": steps, "tokens": 100, "seconds": 1.0, "step_seconds": [1.0 / steps] * steps,
+            "step_tokens": []}}}}), flush=True)
+    sys.exit("planted: out of memory")
+    """
+    evidence = gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", body), QUIET)
+    judgement = judge(SHORT, evidence)
+    assert judgement.exit_code is ExitCode.INCOMPLETE
+    assert "planted: out of memory" in judgement.reasons[0]
+
+
+# -- what is compared besides time ---------------------------------------------------------------------------------------------
+
+
+def test_rounds_are_abba_or_baab_by_the_toss_of_a_coin() -> None:
+    found = list(islice(pairs(0), 400))
+    assert set(found) == {(BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD)}
+    assert 150 < sum(order[0] == BASE for order in found) < 250
+    assert found == list(islice(pairs(0), 400))
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "said"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], ""),
+        ([1.0, 2.0, 3.0], [1.0, 2.0 + 2**-51, 3.0], "loss of step 1: base 2.0, head 2.0000000000000004"),
+        ([1.0], [1.0, 2.0], "base has 1 values, head 2"),
+    ],
+)
+def test_traces_are_equal_to_the_last_bit_or_the_first_difference_is_named(
+    base: list[float], head: list[float], said: str
+) -> None:
+    assert first_difference(base, head, "loss of step {}") == said
+
+
+@fault
+def test_work_that_differs_is_not_comparable() -> None:
+    evidence = Evidence(not_comparable=["not comparable, training differs: loss of step 3: base 2.0, head 2.5"])
+    judgement = judge(SHORT, evidence)
+    assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INVALID)
+    assert "loss of step 3" in judgement.reasons[0]
+
+
+@fault
+def test_an_exact_count_that_rose_is_red_whatever_the_timing_says() -> None:
+    evidence = measured_evidence()
+    evidence.counts = {
+        BASE: ExactCounts(BASE, 4, True, 0, 4000, 8, 0, ways=("modes",)),
+        HEAD: ExactCounts(HEAD, 4, True, 4, 4000, 8, 0, ways=("modes",)),
+    }
+    judgement = judge(SHORT, evidence)
+    assert judgement.exit_code is ExitCode.OVER
+    assert judgement.reasons[0] == "head: syncs rose by 4"
+
+
+@fault
+def test_a_counter_that_was_not_armed_is_invalid() -> None:
+    evidence = measured_evidence()
+    evidence.counts = {
+        BASE: ExactCounts(BASE, 4, True, 0, 4000, 8, 0),
+        HEAD: ExactCounts(HEAD, 4, False, unavailable=("no trace hooks",)),
+    }
+    assert counts_added(evidence)[1] == ["the counter of head was not armed: no trace hooks"]
+    assert judge(SHORT, evidence).exit_code is ExitCode.INVALID
+
+
+def test_a_trainer_that_was_not_counted_is_incomplete() -> None:
+    evidence = measured_evidence()
+    assert judge(replace(SHORT, subject="trainer"), evidence).exit_code is ExitCode.INCOMPLETE
+    assert judge(SHORT, evidence).exit_code is ExitCode.WITHIN
+
+
+@fault
+def test_memory_that_rose_in_every_launch_is_red() -> None:
+    evidence = measured_evidence()
+    for launch in evidence.launches:
+        launch.memory_bytes = {BASE: 100_000_000, HEAD: 110_000_000}
+    judgement = judge(SHORT, evidence)
+    assert judgement.exit_code is ExitCode.OVER
+    assert "peak memory rose from at most 100 MB to at least 110 MB" in judgement.reasons[0]
+    evidence.launches[0].memory_bytes[HEAD] = 101_000_000
+    assert memory_rise(evidence.launches) == "", "one launch in which it did not rise: noise"
+
+
+def measured_evidence() -> Evidence:
+    """Three clean launches of equal speed."""
+    from tests.bench.make import segment
+
+    launches = [
+        Launch(
+            segments=[
+                segment(name, round_, [0.1 + 1e-5 * (round_ + order), 0.12], order, process=process)
+                for round_ in range(4)
+                for order, name in enumerate((BASE, HEAD, HEAD, BASE))
+            ]
+        )
+        for process in range(3)
+    ]
+    return Evidence(launches=launches, cycle=2)
+
+
+# -- commits ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two commits: before the harness, and with a gate worker."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    (folder / "README.md").write_text("before the harness\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "first")
+    git(folder, "tag", "old")
+    tree_with_worker(folder, "sys.exit('planted')")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "second")
+    return folder
+
+
+def test_a_clean_head_gets_a_worktree_of_its_own_and_all_are_removed(repository: Path) -> None:
+    with checked_out("HEAD", lambda text: None, repository) as (base, head):
+        assert base.commit.id == head.commit.id == git(repository, "rev-parse", "HEAD")
+        assert base.root != head.root != repository
+        assert (head.root / "bench/gate_worker.py").exists()
+        assert base.python == head.python == sys.executable
+        assert git(repository, "worktree", "list").count("\n") == 2
+    assert git(repository, "worktree", "list").count("\n") == 0
+    assert not base.root.exists()
+
+
+def test_a_dirty_head_is_measured_in_place_and_labelled(repository: Path) -> None:
+    (repository / "README.md").write_text("changed\n")
+    with checked_out("HEAD", lambda text: None, repository) as (base, head):
+        assert head.root == repository
+        assert head.commit.dirty
+        assert len(head.commit.diff_hash) == 16
+        assert not base.commit.dirty
+        assert (base.root / "README.md").read_text() == "before the harness\n"
+
+
+def test_a_base_that_predates_the_harness_is_said_and_incomplete(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(NoHarness, match="predates the harness"), checked_out("old", lambda text: None, repository):
+        pass
+    receipt = run_gate(replace(SHORT, base="old", out=str(tmp_path / "out")), QUIET, root=repository)
+    assert receipt.exit_code is ExitCode.INCOMPLETE
+    assert "predates the harness" in receipt.reasons[0]
+    assert Receipt.read(tmp_path / "out/receipt.json") == receipt
+    assert "predates the harness" in (tmp_path / "out/report.md").read_text()
+    assert "predates the harness" in capsys.readouterr().out
+
+
+def test_an_unknown_base_says_what_to_fetch(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="git fetch origin upstream/main"):
+        resolve("upstream/main", repository)
+    with pytest.raises(UserError, match="not a git repository"):
+        resolve("HEAD", tmp_path)
+    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{repository}", "shallow")
+    with pytest.raises(UserError, match="git fetch --unshallow"):
+        resolve("HEAD^1", tmp_path / "shallow")
+
+
+def test_the_parent_of_a_merge_is_the_base_of_a_pull_request_from_a_fork(repository: Path) -> None:
+    # What CI checks out for a pull request is a merge commit: its first parent is the base, wherever head came from.
+    git(repository, "checkout", "--quiet", "-b", "fork", "old")
+    (repository / "new.txt").write_text("from a fork\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "theirs")
+    git(repository, "checkout", "--quiet", "main")
+    git(repository, "merge", "--quiet", "--no-edit", "fork")
+    with checked_out("HEAD^1", lambda text: None, repository) as (base, head):
+        assert not (base.root / "new.txt").exists()
+        assert (head.root / "new.txt").exists()
+
+
+def test_an_environment_of_its_own_only_where_the_locks_differ(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import worktrees
+
+    made: list[Path] = []
+    monkeypatch.setattr(worktrees, "_environment", lambda root, say: made.append(root) or "/other/python")
+    (repository / "constraints.txt").write_text("torch==2.13.0\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "other packages")
+    with checked_out("HEAD^1", lambda text: None, repository) as (base, head):
+        assert base.python == "/other/python"
+        assert head.python == sys.executable
+    with checked_out("HEAD", lambda text: None, repository) as (base, _):
+        assert base.python == sys.executable
+    assert len(made) == 1
+
+
+def test_changes_made_while_a_dirty_head_is_measured_are_noticed(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "README.md").write_text("changed\n")
+
+    def gather_and_edit(*arguments: object) -> Evidence:
+        (repository / "README.md").write_text("changed again\n")
+        return measured_evidence()
+
+    monkeypatch.setattr(gate, "gather", gather_and_edit)
+    receipt = run_gate(replace(SHORT, out=str(tmp_path / "out")), QUIET, root=repository)
+    assert receipt.exit_code is ExitCode.INCOMPLETE
+    assert "changed while they were measured" in receipt.reasons[0]
+
+
+def test_the_hash_of_uncommitted_changes_covers_untracked_files(repository: Path) -> None:
+    assert not read_commit(repository).dirty
+    (repository / "new.py").write_text("a = 1\n")
+    first = read_commit(repository)
+    (repository / "new.py").write_text("a = 2\n")
+    second = read_commit(repository)
+    assert first.dirty
+    assert second.dirty
+    assert first.diff_hash != second.diff_hash
+    assert first == replace(first, diff_hash=first.diff_hash)
+
+
+def test_outside_a_repository_nothing_can_be_named(tmp_path: Path) -> None:
+    assert read_commit(tmp_path) == Commit("", dirty=True)

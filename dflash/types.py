@@ -66,6 +66,8 @@ class Batch:
         lengths: real tokens of each row.
         tokens, loss_tokens: real and supervised tokens of the batch; padded_tokens = batch * length.
         supervised_slots: count of non-zero weights.
+        context_limits: how much context neighbouring blocks see (`blocks.context_limits`), so that work can be saved without
+            reading an anchor back; None: not known.
     """
 
     spec: BatchSpec
@@ -83,3 +85,4 @@ class Batch:
     padded_tokens: int
     loss_tokens: int
     supervised_slots: int
+    context_limits: tuple[tuple[int, int], ...] | None = None

@@ -7,7 +7,7 @@ import torch
 
 from dflash.data.dataset import Dataset
 from dflash.host_memory import staged, staging
-from dflash.models.blocks import BlockGeometry, document_starts, sample_anchors, slot_labels
+from dflash.models.blocks import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
 from dflash.models.target import DocumentRows
 from dflash.types import Batch, BatchSpec
 
@@ -39,7 +39,7 @@ class Collator:
         documents, document_ids = self._new((size, bucket), torch.int64, PADDING_DOCUMENT) if packed else (None, None)
         anchors, anchors_out = self._new((size, geometry.anchors), torch.int64)
         keep, keep_out = self._new((size, geometry.anchors), torch.bool)
-        starts, starts_out = self._new((size, geometry.anchors), torch.int64, 0)
+        start_places, starts_out = self._new((size, geometry.anchors), torch.int64, 0)
         rng = np.random.default_rng(spec.anchor_seed)
         for place, row in enumerate(rows):
             length = len(row.input_ids)
@@ -48,7 +48,7 @@ class Collator:
             anchors[place], keep[place] = sample_anchors(row.loss_mask, geometry.anchors, rng, row.document_ids)
             if documents is not None:
                 documents[place, :length] = 0 if row.document_ids is None else row.document_ids
-                starts[place] = document_starts(anchors[place], documents[place])
+                start_places[place] = document_starts(anchors[place], documents[place])
         labels, weights = slot_labels(ids, mask, anchors, keep, geometry, documents)
         lengths = tuple(len(row.input_ids) for row in rows)
         return Batch(
@@ -67,6 +67,7 @@ class Collator:
             padded_tokens=size * bucket,
             loss_tokens=int(np.count_nonzero(mask)),
             supervised_slots=int(np.count_nonzero(weights)),
+            context_limits=context_limits(anchors, keep, start_places, bucket),
         )
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype, fill: int | None = None) -> tuple[np.ndarray, torch.Tensor]:

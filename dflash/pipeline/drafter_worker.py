@@ -71,6 +71,7 @@ class Replica:
             batch.keep.to(device, non_blocking=True),
             batch.document_start.to(device, non_blocking=True),
             self.embedding,
+            batch.context_limits,
         )
         teacher = None
         if item.last_hidden is not None:

@@ -1,0 +1,214 @@
+"""The command line end to end on simulated clocks: exit codes, files, one line for a mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import cli, outputs, subjects
+from bench.records import ExactCounts, ExitCode, Receipt
+from bench.subject import INJECTED
+from bench.subjects.spin import Noise, SpinSubject
+
+fault = pytest.mark.fault
+
+
+class Counted:
+    """Counts made up at once; `rises` adds syncs wherever that collector is on."""
+
+    def __init__(self, rises: str = "", failure: str = "", armed: bool = True) -> None:
+        self.rises, self.failure, self.armed = rises, failure, armed
+        self.closed = False
+
+    def start(self, arms):  # type: ignore[no-untyped-def]
+        self.arms = arms
+        return self
+
+    def wait(self, reporter) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    def result(self):  # type: ignore[no-untyped-def]
+        if self.failure:
+            return {}, (self.failure,)
+        return {
+            arm.name: ExactCounts(arm.name, 4, self.armed, 4 * (self.rises in arm.collectors), 4000, 8, None, ways=("modes",))
+            for arm in self.arms
+        }, ()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Run `overhead` on a simulated subject; returns (exit code, receipt)."""
+    monkeypatch.setattr("bench.machine.unfit", lambda before, after: [])
+
+    def overhead(*arguments: str, counter: Counted | None = None, **changes: object) -> tuple[int, Receipt]:
+        def make_subject(name, config, *, inject_percent=0.0, plant=""):  # type: ignore[no-untyped-def]
+            costs = {"a": 0.0, "b": 0.0} | ({INJECTED: inject_percent / 100} if inject_percent else {})
+            settings = {"noise": Noise(step=0.003, slow=0.003)} | changes
+            return SpinSubject(costs, **settings), counter or Counted()  # type: ignore[arg-type]
+
+        monkeypatch.setattr(subjects, "make_subject", make_subject)
+        out = tmp_path / "out"
+        code = cli.main(["overhead", "--config", "/dev/null", "--out", str(out), "--minutes", "1", *arguments])
+        return code, Receipt.read(out / "receipt.json")
+
+    # The simulated clock must be the one that measuring is timed by.
+    from bench import overhead as module
+
+    real = module.measure
+    monkeypatch.setattr(module, "measure", lambda subject, *rest, **named: real(subject, *rest, clock=subject.clock_s, **named))
+    return overhead
+
+
+def test_a_clean_run_is_0_and_leaves_three_whole_files(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    code, receipt = run("--seed", "3")
+    assert code == ExitCode.WITHIN
+    assert receipt.options["seed"] == 3
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["receipt.json", "report.html", "report.md"]
+    assert set(receipt.arms) == {"off", "only:a", "only:b", "all", "without:a", "without:b", "off-again"}
+    assert "WITHIN" in capsys.readouterr().out.splitlines()[-1]
+    tree = json.loads((tmp_path / "out/receipt.json").read_text())
+    wanted = {"schema", "command", "commit", "machine", "config", "arms", "losses_equal", "collectors", "all", "throughput"}
+    wanted |= {"baseline", "pipeline_efficiency", "verdict", "exit_code"}
+    assert wanted <= set(tree)
+    assert tree["schema"] == "dflash-bench/receipt/1"
+    segment = tree["arms"]["only:a"][0]
+    assert {"seconds", "tokens", "order", "round"} <= set(segment)
+
+
+@fault
+def test_an_injected_slowdown_is_1_and_blames_itself(run) -> None:  # type: ignore[no-untyped-def]
+    code, receipt = run("--inject", "2%")
+    assert code == ExitCode.OVER
+    assert {cost.name: cost.verdict.value for cost in receipt.collectors} == {"a": "within", "b": "within", INJECTED: "over"}
+
+
+@fault
+def test_a_budget_decides(run) -> None:  # type: ignore[no-untyped-def]
+    assert run("--inject", "2%", "--budget", "8%")[0] == ExitCode.WITHIN
+
+
+@fault
+def test_an_exact_count_that_rose_is_1(run) -> None:  # type: ignore[no-untyped-def]
+    code, receipt = run(counter=Counted(rises="b"))
+    assert code == ExitCode.OVER
+    assert {cost.name: cost.syncs_added for cost in receipt.collectors} == {"a": 0, "b": 4}
+    assert "b: syncs rose by 4" in receipt.reasons
+
+
+@fault
+def test_noise_that_hides_the_answer_is_3(run) -> None:  # type: ignore[no-untyped-def]
+    assert run(noise=Noise(step=0.2, slow=0.1))[0] == ExitCode.UNRESOLVED
+
+
+@fault
+def test_losses_that_differ_are_4_with_arm_and_step(run) -> None:  # type: ignore[no-untyped-def]
+    code, receipt = run(corrupt="b")
+    assert code == ExitCode.INVALID
+    assert receipt.losses_equal is False
+    assert any("first difference: step" in reason for reason in receipt.reasons)
+
+
+@fault
+def test_a_counter_that_was_not_armed_is_4(run) -> None:  # type: ignore[no-untyped-def]
+    assert run(counter=Counted(armed=False))[0] == ExitCode.INVALID
+
+
+@fault
+def test_an_unfit_machine_is_4(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("bench.machine.unfit", lambda before, after: ["other programs used 80% of the cores"])
+    code, receipt = run()
+    assert code == ExitCode.INVALID
+    assert "other programs used 80% of the cores" in receipt.reasons
+
+
+@fault
+def test_a_crashed_arm_is_5_and_still_leaves_a_receipt(run) -> None:  # type: ignore[no-untyped-def]
+    code, receipt = run(crash_in="only:b")
+    assert code == ExitCode.INCOMPLETE
+    assert "planted crash in arm only:b" in receipt.reasons[0]
+
+
+@fault
+def test_a_counting_process_that_failed_is_5(run) -> None:  # type: ignore[no-untyped-def]
+    counter = Counted(failure="the counting process failed (exit code 1): out of memory")
+    code, receipt = run(counter=counter)
+    assert code == ExitCode.INCOMPLETE
+    assert "out of memory" in receipt.reasons[0]
+    assert counter.closed
+
+
+@fault
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["overhead", "--budgt", "2"], "no such option --budgt; did you mean '--budget'"),
+        (["overhed"], "no such command 'overhed'; did you mean 'overhead'"),
+        (["overhead", "--budget", "lots"], "'lots' is not a percentage such as 1% or 0.5%"),
+        (["overhead", "--budget", "0"], "a budget of 0% cannot be met"),
+        (["overhead", "--minutes", "-3"], "argument --minutes"),
+        (["overhead", "--minutes", "0"], "'0' is not between 0 and 1440 minutes"),
+        (["overhead", "--seed", "x"], "'x' is not a whole number"),
+        (["overhead", "--config", "no/such.toml"], "no/such.toml: cannot read the config"),
+        (["overhead", "--config", "/dev/null", "--set", "train.lrr=1"], "unknown key 'train.lrr'; did you mean 'lr'"),
+        (["overhead", "--config", "/dev/null", "--subject", "spinn"], "did you mean 'spin'"),
+        (["overhead", "--config", "/dev/null", "--subject", "spin", "--only", "idel"], "did you mean 'idle'"),
+        (["overhead", "--config", "/dev/null", "--subject", "spin", "--plant", "item"], "--plant needs the trainer"),
+        (["overhead", "--config", "/dev/null", "--plant", "itm"], "did you mean 'item'"),
+        (["overhead", "--config", "/dev/null", "--subject", "spin", "--out", "/proc/nowhere"], "cannot write there"),
+        (["gate"], "--base"),
+        (["gate", "--config", "/dev/null", "--base", "no-such-ref"], "--base no-such-ref: no such commit here"),
+        (["baseline", "recrd"], "invalid choice: 'recrd'"),
+        (["selfcheck", "--config", "/dev/null", "--subjects", "spi"], "did you mean 'spin'"),
+        (["syncs", "no-such-script.py"], "no such script: no-such-script.py"),
+    ],
+)
+def test_a_mistake_is_one_line_and_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    (line,) = captured.err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("command", [[], ["overhead"], ["gate"], ["baseline", "record"], ["selfcheck"]])
+def test_help_names_every_option_and_the_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*command, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    if not command:
+        assert all(name in text for name in cli.COMMANDS)
+        assert "4 invalid, or another machine" in text
+    if command == ["overhead"]:
+        flags = ("--config", "--quick", "--minutes", "--budget", "--only", "--inject", "--plant", "--seed", "--out")
+        assert all(flag in text for flag in flags)
+
+
+def test_an_earlier_receipt_is_gone_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "receipt.json").write_text("{}")
+    outputs.choose_folder(tmp_path, "overhead")
+    assert not (tmp_path / "receipt.json").exists()
+
+
+def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "receipt.json"
+    outputs.write(path, "old")
+    monkeypatch.setattr(outputs.os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        outputs.write(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_in_ci_the_markdown_goes_to_the_job_summary(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    run()
+    assert summary.read_text().startswith("before\n# ✅ WITHIN")

@@ -1,0 +1,69 @@
+"""The counting process: what it is asked, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from bench.counting import ProcessCounter, counted_arms
+from bench.plan import make_arms
+from bench.progress import Reporter
+from bench.records import OFF, Arm
+
+QUIET = Reporter(quiet=True)
+ARMS = make_arms(("a", "b"))
+
+
+def counter(folder: Path, body: str) -> ProcessCounter:
+    """A counter whose process runs `body`."""
+    (folder / "bench").mkdir()
+    (folder / "bench/__init__.py").touch()
+    (folder / "bench/counting.py").write_text("import json, sys\nrequest = json.load(sys.stdin)\n" + textwrap.dedent(body))
+    return ProcessCounter({"name": "x"}, root=folder, python=sys.executable)
+
+
+def test_only_arms_that_say_something_are_counted() -> None:
+    assert [arm.name for arm in counted_arms(ARMS)] == ["off", "only:a", "only:b", "all"]
+    assert counted_arms(()) == [Arm(OFF)]
+
+
+def test_the_answer_comes_back_by_arm(tmp_path: Path) -> None:
+    body = """
+    arms = request["arms"].items()
+    counts = {arm: {"arm": arm, "steps": 4, "armed": True, "syncs": len(on), "ways": ["modes"]} for arm, on in arms}
+    open(sys.argv[1], "w").write(json.dumps(counts))
+    """
+    pending = counter(tmp_path, body).start(ARMS)
+    pending.wait(QUIET)
+    counts, faults = pending.result()
+    pending.close()
+    assert faults == ()
+    assert {arm: one.syncs for arm, one in counts.items()} == {"off": 0, "only:a": 1, "only:b": 1, "all": 2}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("sys.exit('planted: no counters here')", "the counting process failed (exit code 1): planted: no counters here"),
+        ("pass", "the counting process left no counts"),
+        ("open(sys.argv[1], 'w').write('{\"off\": {\"arm\": ')", "the counting process left no counts"),
+        ('open(sys.argv[1], \'w\').write(\'{"off": {"arm": "off", "steps": 4}}\')', "the counting process left no counts"),
+    ],
+)
+def test_a_process_that_fails_is_a_fault_and_never_zero_syncs(tmp_path: Path, body: str, said: str) -> None:
+    pending = counter(tmp_path, body).start(ARMS)
+    pending.wait(QUIET)
+    counts, faults = pending.result()
+    pending.close()
+    assert counts == {}
+    assert said in faults[0]
+
+
+def test_closing_ends_a_process_that_still_runs(tmp_path: Path) -> None:
+    pending = counter(tmp_path, "import time; time.sleep(60)").start(ARMS)
+    pending.close()
+    assert pending.result()[0] == {}

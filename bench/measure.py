@@ -17,6 +17,8 @@ from bench.sentinel import Sentinel, run_sentinel
 from bench.stopping import Watch
 from bench.subject import SegmentRequest, Subject, SubjectResult, Taken
 
+LEAST_S = 15.0
+"""Measuring gets so much time at least, however long building took."""
 OVERTIME = 1.5
 """Measuring ends in the middle of a round when it has taken this many times what it was given."""
 
@@ -119,12 +121,16 @@ def measure(
     watch: Watch,
     reporter: Reporter,
     min_segment_s: float = MIN_SEGMENT_S,
+    end_s: float | None = None,
     ready: Callable[[], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Run:
     """Open the subject, run the plan, close it. A subject that raises leaves its fault in the measurement, not an exception.
 
-    `ready` is called between building and measuring: it waits for whatever must not run beside a measurement.
+    Args:
+        time_s: for measuring.
+        end_s: time on `clock` at which all should be over: what building took beyond its share, measuring gives up.
+        ready: called between building and measuring; waits for whatever must not run beside a measurement.
 
     Raises:
         UserError: bad input, found while the subject is built.
@@ -138,6 +144,8 @@ def measure(
         reporter.say(f"{subject.name}: built in {human_time(clock() - started)}; warming up {subject.warmup} steps")
         if ready is not None:
             ready()
+        if end_s is not None:
+            conductor.time_s = min(time_s, max(LEAST_S, end_s - clock()))
         standing = run_sentinel(subject.devices)
         before = machine.read_state()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from dflash.config import Config
 MINUTES = 4.0
 QUICK_MINUTES = 0.75
 QUICK_SEGMENT_S = 0.3
+QUICK_END_S = 78.0
+"""A quick run is over 90 s after its start: so much is left for building, counting and measuring together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
     Raises:
         UserError: bad input, before anything is measured.
     """
+    started = time.monotonic()
     names = choose_collectors(subject.collectors, options.only)
     folder = outputs.choose_folder(options.out, "overhead")
     arms = make_arms(names, marginal=not options.quick)
@@ -81,6 +85,7 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
             watch=Watch(contrasts, limits, subject.cycle),
             reporter=reporter,
             min_segment_s=QUICK_SEGMENT_S if options.quick else MIN_SEGMENT_S,
+            end_s=started + QUICK_END_S if options.quick and options.minutes is None else None,
             ready=(lambda: pending.wait(reporter)) if pending is not None else None,
         )
     finally:

@@ -73,7 +73,7 @@ def facts(receipt: Receipt) -> list[tuple[str, str]]:
         rows.append(("would find", f"{words.mde([receipt.all])}{each} (in 95 of 100 runs)"))
     rows += [("losses", words.losses(receipt)), ("exact counts", exact_line(receipt))]
     if not gate:
-        rows += [("throughput", words.throughput(receipt.throughput)), ("baseline", words.baseline(receipt.baseline))]
+        rows += [("throughput", words.throughput(receipt.throughput)), ("baseline", words.baseline(receipt))]
     if receipt.pipeline_efficiency is not None:
         rows.append(("pipeline", f"{100 * receipt.pipeline_efficiency:.1f}% of what its slowest stage does alone"))
     rows.append(("measured", words.measured(receipt)))

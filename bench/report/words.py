@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import zip_longest
 
+from bench.baselines import record_command
 from bench.records import (
     OFF,
-    BaselineView,
     Cost,
     ExactCounts,
     ExitCode,
@@ -74,20 +74,18 @@ def throughput(value: Throughput | None) -> str:
     return f"{rate(value.tokens_per_second)} tok/s [{rate(value.low)}, {rate(value.high)}]"
 
 
-def baseline(view: BaselineView) -> str:
+def baseline(receipt: Receipt) -> str:
     """What the stored figure says about this run, one line."""
-    figure = ""
-    if view.value is not None:
-        figure = f"{rate(view.value)} tok/s" + (f" ({view.origin})" if view.origin else "")
+    view = receipt.baseline
+    record = f"record one: {record_command(receipt.config.name)}"
+    if view.value is None:
+        return f"none for this machine and config; {record}" if view.status == "missing" else view.status
+    figure = f"{rate(view.value)} tok/s" + (f" ({view.origin})" if view.origin else "")
+    if view.status == "match":
+        return view.note or f"{figure}: {view.verdict or 'not compared'}"
     place = " / ".join(part for part in (view.machine, view.config) if part)
-    texts = {
-        "match": f"{figure} for {place}" + (f": {view.verdict}" if view.verdict else ""),
-        "other-machine": f"{figure} belongs to another machine: {place}",
-        "other-config": f"{figure} belongs to another config: {place}",
-        "missing": "none for this machine and config",
-    }
-    text = texts.get(view.status, f"{view.status} {figure}".strip())
-    return f"{text}; {view.note}" if view.note else text
+    whose = "machine" if view.status == "other-machine" else "config"
+    return f"{figure} belongs to another {whose} ({place}); {record}"
 
 
 def commit(receipt: Receipt) -> str:

@@ -1,0 +1,171 @@
+"""The real trainer under the step clock, in miniature."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.gate_worker import trace
+from bench.losses import check_losses
+from bench.records import Arm
+from bench.subject import SegmentRequest, SubjectResult, Taken
+from bench.subjects.trainer import TrainerSubject, harness_config, typical_window
+from dflash.config import Config
+from dflash.data.plan import EpochPlan
+from dflash.errors import UserError
+from tests.pipeline.run import small_config
+
+ON = frozenset({"profile", "pipeline", "workers", "batch"})
+
+
+def run(subject: TrainerSubject, requests: list[SegmentRequest]) -> tuple[list[Taken], SubjectResult]:
+    taken: list[Taken] = []
+    try:
+        subject.open()
+        return taken, subject.run(iter(requests), taken.append)
+    finally:
+        subject.close()
+
+
+def requests(*arms: Arm, steps: int = 4) -> list[SegmentRequest]:
+    return [SegmentRequest(arm, 0, place, steps, 1) for place, arm in enumerate(arms)]
+
+
+def test_the_harness_changes_only_what_replaying_needs(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "train.lr=0.01", "data.prefetch=4", "queue.capacity=4")
+    found = harness_config(config)
+    assert found.train.lr == found.train.weight_decay == 0.0
+    assert found.queue.ordered
+    assert found.queue.capacity == 1
+    assert found.observe.wandb == "off"
+    assert found.drafter == config.drafter
+    assert found.target == config.target
+    assert found.objective == config.objective
+    assert found.data == config.data.model_copy(update={"prefetch": 2})
+
+
+def test_several_workers_get_a_slot_each(tmp_path: Path) -> None:
+    config = small_config(tmp_path, 'target.devices=["cpu:0", "cpu:1", "cpu:2"]', 'drafter.devices=["cpu:0", "cpu:1"]')
+    assert harness_config(config).queue.capacity == 3
+
+
+def test_arms_replay_the_same_batches_with_the_same_losses(tmp_path: Path) -> None:
+    subject = TrainerSubject(small_config(tmp_path))
+    taken, result = run(subject, requests(Arm("off"), Arm("all", ON), Arm("off-again"), steps=8))
+    check = check_losses(taken, result.losses, subject.cycle)
+    assert [segment.arm for segment in check.segments] == ["off", "all", "off-again"]
+    assert check.difference == ""
+    assert check.missing == 0
+    assert len({segment.losses_digest for segment in check.segments}) == 1
+    assert len(set(check.losses["all"])) == subject.cycle, "batches of a cycle differ from each other"
+    assert len({segment.tokens for segment in check.segments}) == 1
+    assert result.accounted_percent is not None
+    assert {"profile", "all"} <= set(result.accounted_percent)
+    assert result.peak_memory_bytes is not None
+    assert result.peak_memory_bytes > 50e6
+    assert result.faults == ()
+
+
+def test_switches_are_thrown_at_the_segment_and_not_before(tmp_path: Path) -> None:
+    subject = TrainerSubject(small_config(tmp_path))
+    seen: list[set[str]] = []
+
+    def on_segment(item: Taken) -> None:
+        assert subject.observer is not None
+        seen.append({name for name, on in subject.observer.switches().items() if on})
+
+    try:
+        subject.open()
+        subject.run(iter(requests(Arm("off"), Arm("only:batch", frozenset({"batch"})), Arm("all", ON))), on_segment)
+    finally:
+        subject.close()
+    assert seen == [set(), {"batch"}, set(ON)]
+
+
+def test_a_step_of_several_drafters_counts_all_their_tokens(tmp_path: Path) -> None:
+    one, _ = run(TrainerSubject(small_config(tmp_path)), requests(Arm("off")))
+    both = TrainerSubject(small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]', "train.accumulation=2"))
+    taken, result = run(both, requests(Arm("off")))
+    assert taken[0].segment.tokens == pytest.approx(4 * one[0].segment.tokens, rel=0.35)
+    assert check_losses(taken, result.losses, both.cycle).difference == ""
+
+
+@pytest.mark.fault
+def test_a_collector_that_changes_training_is_seen_in_the_losses(tmp_path: Path) -> None:
+    subject = TrainerSubject(small_config(tmp_path))
+    subject.open()
+    assert subject.trainer is not None
+    weights = subject.trainer.replicas[0].drafter.parameters()
+    inner = subject._throw
+
+    def throw(arm: Arm) -> None:
+        inner(arm)
+        if arm.name == "all":
+            next(weights).data.add_(1e-3)
+
+    subject._throw = throw  # type: ignore[method-assign]
+    taken: list[Taken] = []
+    try:
+        result = subject.run(iter(requests(Arm("off"), Arm("all", ON))), taken.append)
+    finally:
+        subject.close()
+    difference = check_losses(taken, result.losses, subject.cycle).difference
+    assert "arm all" in difference
+
+
+@pytest.mark.fault
+def test_a_worker_that_raises_ends_the_run_with_its_own_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    subject = TrainerSubject(small_config(tmp_path))
+
+    def broken(step: int, tokens: int) -> bool:
+        raise RuntimeError("planted: the step clock is broken")
+
+    subject.after_step = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="planted: the step clock is broken"):
+        run(subject, requests(Arm("off")))
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.fault
+def test_bad_settings_are_refused_before_anything_is_built(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"hidden_size": 48})})
+    with pytest.raises(UserError, match="hidden_size"):
+        TrainerSubject(config).open()
+    with pytest.raises(UserError, match="did you mean 'item'"):
+        TrainerSubject(Config(), plant="itme")
+
+
+def test_a_planted_collector_joins_the_others(tmp_path: Path) -> None:
+    subject = TrainerSubject(small_config(tmp_path), plant="item", injected={"injected": 0.02})
+    assert subject.collectors[-2:] == ("item", "injected")
+    taken, result = run(subject, requests(Arm("off"), Arm("only:item", frozenset({"item"}))))
+    assert [item.segment.arm for item in taken] == ["off", "only:item"]
+    assert check_losses(taken, result.losses, subject.cycle).difference == ""
+
+
+def test_the_window_of_the_plan_is_the_one_most_like_the_whole() -> None:
+    lengths = np.random.default_rng(0).integers(5, 64, 200)
+    plan = EpochPlan(lengths, (32, 64), 2, seed=1)
+    start = typical_window(plan, lengths, 4)
+    assert start == typical_window(plan, lengths, 4)
+
+    def tokens(first: int, count: int) -> float:
+        return float(np.mean([sum(lengths[list(plan.spec(first + i).sample_ids)]) for i in range(count)]))
+
+    whole = tokens(0, 68)
+    errors = [abs(tokens(first, 4) / whole - 1) for first in range(64)]
+    assert errors[start] < np.median(errors)
+
+
+def test_a_trace_trains_for_real_and_repeats_itself(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    first, again = trace(config, 5), trace(config, 5)
+    assert first == again
+    assert [step for step, _, _ in first] == [0, 1, 2, 3, 4]
+    assert len({loss for _, loss, _ in first}) == 5
+    other = config.model_copy(update={"train": config.train.model_copy(update={"betas": (0.5, 0.9)})})
+    assert trace(other, 5)[:1] == first[:1]
+    assert trace(other, 5)[2:] != first[2:], "an optimizer that does other work shows in the trace"

@@ -88,7 +88,7 @@ class Stack:
     def __init__(self, drafter: Drafter, flat: FlatParameters) -> None:
         self.shape = drafter.shape
         self.rotary = drafter.rotary
-        self.workspace = Workspace(flat.working.device)
+        self.workspace = Workspace(flat.working)
         self.dtype = flat.working.dtype
         self.passes = 0
 

@@ -9,10 +9,14 @@ import torch
 
 
 class Workspace:
-    """Named buffers of one worker. A name's buffer grows to the largest shape asked for, and serves smaller ones as views."""
+    """Named buffers of one worker. A name's buffer grows to the largest shape asked for, and serves smaller ones as views.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Args:
+        like: a tensor that lives where the buffers shall.
+    """
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._like = like
         self._flat: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._views: dict[tuple[str, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
 
@@ -29,7 +33,7 @@ class Workspace:
         size = math.prod(shape)
         flat = self._flat.get((name, dtype))
         if flat is None or flat.numel() < size:
-            flat = torch.empty(size, dtype=dtype, device=self.device)
+            flat = self._like.new_empty(size, dtype=dtype)
             self._flat[name, dtype] = flat
             self._views = {other: view for other, view in self._views.items() if other[:2] != (name, dtype)}
         view = flat[:size].view(shape)

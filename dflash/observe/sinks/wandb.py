@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -97,8 +98,15 @@ class WandbSink(Sink):
     # -- W&B ------------------------------------------------------------------------------------------------------------
 
     def _check_login(self) -> None:
-        """Without credentials `init` would ask on the terminal."""
-        if not (self._wandb.api.api_key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")):
+        """Without credentials `init` would ask on the terminal. Looks only on this machine."""
+        wandb = self._wandb
+        if os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+            return
+        if "prompt" in inspect.signature(wandb.login).parameters:
+            found = wandb.login(prompt=False, verify=False)
+        else:  # before 0.31
+            found = bool(wandb.api.api_key)
+        if not found:
             raise RuntimeError("there is no login (`wandb login`, or WANDB_API_KEY)")
 
     def _init(self, mode: Literal["offline", "online"]) -> Any:
@@ -110,7 +118,14 @@ class WandbSink(Sink):
             silent=True,
             save_code=False,
             disable_git=True,
-            **self._experimental({"x_disable_stats": self._quiet_stats, "x_service_wait": self._timeout_s}),
+            **self._experimental(
+                {
+                    "x_disable_stats": self._quiet_stats,
+                    "x_service_wait": self._timeout_s,
+                    # Listing the installed packages reads hundreds of files under the interpreter's lock.
+                    "x_save_requirements": False,
+                }
+            ),
         )
         run = self._wandb.init(project=self._project, dir=str(self._run_dir), mode=mode, settings=settings, reinit="create_new")
         for family in self._families:
@@ -135,6 +150,8 @@ class WandbSink(Sink):
             self._run.log(numbers)
         except Exception as error:
             logger.warning("wandb: its process is gone (%s); a new offline run takes over", _first_line(error))
+            with contextlib.suppress(Exception):
+                self._wandb.teardown()
             self._run = self._init("offline")
             self._run.log(numbers)
 
@@ -144,11 +161,15 @@ class WandbSink(Sink):
 
 
 def _import_wandb() -> Any:
-    """Importing takes a second of the interpreter's lock, so before the workers start; `init` imports the launch part itself."""
+    """All that holds the interpreter's lock for long, before the workers start: imports, also those that `init` and its
+    reporting would do themselves (a second), and the start of W&B's own process."""
     import wandb
 
-    with contextlib.suppress(ImportError):
-        importlib.import_module("wandb.sdk.launch")
+    for name in ("wandb.sdk.launch", "requests", "yaml"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    with contextlib.suppress(Exception):  # `open` meets the same fault again, and says so
+        wandb.setup()
     return wandb
 
 

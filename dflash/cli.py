@@ -10,10 +10,12 @@ from collections.abc import Sequence
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-import click
 import typer
 
 from dflash.errors import UserError
+
+# Typer carries a copy of click in some releases and uses the package in others; the class is the base of its own errors.
+_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 COMMANDS = ("prepare", "train", "eval", "export", "doctor")
 
@@ -47,13 +49,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"dflash: error: {error}\n")
         return 2
-    except click.exceptions.NoArgsIsHelpError as error:
-        sys.stderr.write(f"{error.format_message()}\n")
+    except _UsageError as error:
+        text = error.format_message()  # type: ignore[attr-defined]
+        sys.stderr.write(f"{text}\n" if type(error).__name__ == "NoArgsIsHelpError" else f"dflash: error: {text}\n")
         return 2
-    except click.ClickException as error:
-        sys.stderr.write(f"dflash: error: {error.format_message()}\n")
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("dflash: interrupted\n")
         return 130
     return result if isinstance(result, int) else 0

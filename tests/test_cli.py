@@ -77,6 +77,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, monkeypatch, caps
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_conversation_without_an_answer_is_named_by_its_line(tmp_path, monkeypatch, capsys, no_model, cache):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text(lines(GOOD_CHAT, NO_ANSWER))
@@ -110,8 +111,7 @@ def test_every_config_prints_its_plan_within_80_columns(name, capsys, cache):
     out = capsys.readouterr().out
     for words in ("target/0", "drafter/0", "parameters", "memory (GB)", "context tokens", "steps"):
         assert words in out
-    notes = [line for line in out.splitlines() if line.startswith("  note")]
-    assert max(len(line) for line in out.splitlines() if line not in notes) <= 80
+    assert max(len(line) for line in out.splitlines()) <= 80
 
 
 def test_the_published_plan_of_the_reference_machine(capsys):

@@ -251,7 +251,7 @@ class _Reader:
             return
         conversation = conversation_of(row.value)
         if conversation is None:
-            raise BadSample(_unknown_format(path, row.value))
+            raise BadSample(unknown_format(path, row.value))
         messages, tools = conversation
         renderer = self._chat(tools)
         if not self._knows_reasoning:
@@ -326,7 +326,7 @@ def _check_ids(ids: np.ndarray, vocab_size: int | None) -> None:
         raise BadSample(f"token id {int(ids[first])} at position {first} is outside the vocabulary of {vocab_size}")
 
 
-def _unknown_format(path: Path, row: Mapping[str, Any]) -> str:
+def unknown_format(path: Path, row: Mapping[str, Any]) -> str:
     texts = [name for name, value in row.items() if isinstance(value, str)]
     user = next((name for name in ("question", "prompt", "instruction", "input", "query") if name in texts), None)
     answers = ("answer", "response", "output", "completion", "solution", "canonical_solution", "chosen")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash.config import Config
-from dflash.data.conversations import data_files, load_samples, read_rows
+from dflash.data.conversations import data_files, load_samples, read_rows, unknown_format
 from dflash.data.dataset import Dataset
 from dflash.data.tokenizer import load_tokenizer
 from dflash.device import Device, check_devices, torch_dtype
@@ -63,15 +63,23 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
 
 
 def brings_token_ids(config: Config) -> bool:
-    """Whether the data is pre-tokenised and no tokenizer was named, so that none is needed.
+    """Whether the data is pre-tokenised and no tokenizer was named, so that none is needed. Looks at the first row only.
 
     Raises:
-        UserError: there is no such file.
+        UserError: there is no such file, nothing in it, or nothing of a known format.
     """
     if config.data.path == "stdlib":
         return False
-    for row in read_rows(data_files(Path(config.data.path))[0]):
-        return not config.data.tokenizer and isinstance(row.value, dict) and "input_ids" in row.value
+    file = data_files(Path(config.data.path))[0]
+    row = next(read_rows(file, config.data.cache), None)
+    if row is None:
+        raise UserError(f"{file}: the data set is empty")
+    if not isinstance(row.value, dict) or config.data.skip_bad:
+        return False
+    if row.value.get("input_ids") is not None:
+        return not config.data.tokenizer
+    if not {"messages", "conversations", "conversation"} & row.value.keys():
+        raise UserError(f"{file}:{row.line}: {unknown_format(file, row.value)}")
     return False
 
 

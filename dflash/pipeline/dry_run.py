@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -156,8 +157,10 @@ def print_plan(config: Config) -> None:
     ]
     for memory, group in groupby(plan.devices, key=lambda device: (device.role.partition("/")[0], device.memory_bytes)):
         lines += _device_lines(list(group), memory[1])
-    lines += ["", "  Memory is an estimate from shapes: allocator overhead and kernels' workspaces come on top."]
-    lines += [f"  note: {note}" for note in plan.notes]
+    estimate = "memory is estimated from shapes; the allocator's overhead and kernels' workspaces come on top"
+    lines.append("")
+    for note in (estimate, *plan.notes):
+        lines += textwrap.wrap(f"note: {note}", 78, initial_indent="  ", subsequent_indent="        ")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

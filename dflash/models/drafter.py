@@ -97,6 +97,17 @@ class DrafterShape:
         )
 
 
+class Matrix(nn.Module):
+    """A linear map without bias. Its weights are whatever the memory held until `Drafter.initialise` draws them."""
+
+    def __init__(self, size_in: int, size_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size_out, size_in))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight)
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -142,10 +153,10 @@ class SelfAttention(nn.Module):
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden_size, shape.heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden_size, bias=False)
+        self.q_proj = Matrix(shape.hidden_size, shape.heads * shape.head_dim)
+        self.k_proj = Matrix(shape.hidden_size, shape.kv_heads * shape.head_dim)
+        self.v_proj = Matrix(shape.hidden_size, shape.kv_heads * shape.head_dim)
+        self.o_proj = Matrix(shape.heads * shape.head_dim, shape.hidden_size)
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
@@ -173,9 +184,9 @@ class SelfAttention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gate_proj = Matrix(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = Matrix(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = Matrix(shape.intermediate_size, shape.hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -206,7 +217,7 @@ class Drafter(nn.Module):
     def __init__(self, shape: DrafterShape, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape
-        self.fc = nn.Linear(shape.taps * shape.hidden_size, shape.hidden_size, bias=False)
+        self.fc = Matrix(shape.taps * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.layers: Any = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)

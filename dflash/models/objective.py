@@ -6,15 +6,19 @@ the forward pass, and the head is multiplied twice and not three times. Referenc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dflash.config import ObjectiveConfig
+from dflash.models.workspace import Workspace
 
 STAT_NAMES = ("loss_sum", "weight_sum", "blocks", "accepted_sum")
 """Head of the statistics vector; per-slot correct (B-1) and per-slot supervised (B-1) counts follow."""
+
+_SLICE = 64  # rows of logits whose exponentials may exist beside the chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class StatLayout:
 class BlockObjective:
     """Cross entropy with decayed slot weights, D-PACE, or distillation, over blocks of slots.
 
-    One owner thread: the chunk's buffers are kept between steps.
+    One owner thread and one device: the chunk's buffers are kept between steps.
 
     Args:
         kind: `ce`, `dpace` or `kd`.
@@ -53,7 +57,7 @@ class BlockObjective:
 
     def __init__(self, kind: str = "ce", chunk_slots: int = 2048, alpha: float = 0.5, kd_weight: float = 0.5) -> None:
         self.kind, self.chunk_slots, self.alpha, self.kd_weight = kind, chunk_slots, alpha, kd_weight
-        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._workspace: Workspace | None = None
 
     @staticmethod
     def from_config(config: ObjectiveConfig) -> BlockObjective:
@@ -89,14 +93,21 @@ class BlockObjective:
         loss, stats = _ChunkedLoss.apply(hidden, head, labels, weights, scale, teacher, self)
         return loss, stats
 
-    def _buffer(self, name: str, shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """A kept buffer; one made for a longer chunk serves a shorter one."""
-        key = (name, shape[1:], dtype, like.device)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape[0] < shape[0]:
-            buffer = torch.empty(shape, dtype=dtype, device=like.device)
-            self._buffers[key] = buffer
-        return buffer[: shape[0]]
+    def _buffer(self, name: str, shape: Sequence[int], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self._workspace is None:
+            self._workspace = Workspace(like)
+        return self._workspace.take(name, shape, dtype)
+
+    def _logits(self, name: str, states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        """A chunk's logits in float32, in a kept buffer; multiplied in the states' own type."""
+        shape = (states.shape[0], head.shape[0])
+        logits = self._buffer(name, shape, states, torch.float32)
+        if states.dtype == torch.float32:
+            return torch.mm(states, head.t(), out=logits)
+        return logits.copy_(torch.mm(states, head.t(), out=self._buffer("low", shape, states, states.dtype)))
+
+    def _rounded(self, slope: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return self._buffer("low", slope.shape, slope, dtype).copy_(slope)
 
     def slot_weights(self, loss: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weights of a chunk's slots `[blocks, B-1]` given their cross entropies; no gradient passes through them.
@@ -170,32 +181,49 @@ def _chunk(
     grad: torch.Tensor | None,
 ) -> torch.Tensor:
     """Statistics of a few blocks, and their gradient written into `grad`."""
-    rows, vocab = states.shape[0], head.shape[0]
     flat = labels.reshape(-1, 1)
-    logits = torch.mm(states, head.t(), out=objective._buffer("logits", (rows, vocab), states, states.dtype))
-    correct = logits.argmax(dim=-1).view_as(labels) == labels
-    log_p = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-    loss = -log_p.gather(1, flat).view_as(labels)
-    weights = objective.slot_weights(loss, weights)
-    target_p = None
+    logits = objective._logits("draft", states, head)
+    best, guess = logits.max(dim=-1, keepdim=True)
     if objective.kind == "kd":
         if teacher is None:
             raise ValueError("kd needs the target's last hidden states")
-        torch.mm(teacher, head.t(), out=logits)
-        target_p = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        divergence = (target_p.exp() * (target_p - log_p)).sum(dim=-1).view_as(labels)
-        target_p.exp_()
-        loss = (1.0 - objective.kd_weight) * loss + objective.kd_weight * divergence
-    if grad is not None:
+        loss, slope, share = _distilled(logits, objective._logits("teacher", teacher, head), flat, objective.kd_weight)
+    else:
+        at_label = logits.gather(1, flat)
+        slope = logits.sub_(best).exp_()
+        total = slope.sum(dim=-1, keepdim=True)
+        loss = total.log().add_(best).sub_(at_label)
         share = 1.0
-        slope = log_p.exp_()
-        if target_p is not None:
-            share = 1.0 - objective.kd_weight
-            slope.sub_(target_p, alpha=objective.kd_weight)
-        slope.scatter_add_(1, flat, torch.full_like(flat, -share, dtype=torch.float32))
-        slope.mul_((weights * scale).view(-1, 1))
-        torch.mm(logits.copy_(slope), head, out=grad)
-    return _statistics(loss, weights, correct)
+    loss = loss.view_as(labels)
+    weights = objective.slot_weights(loss, weights)
+    if grad is not None:
+        factor = (weights * scale).view(-1, 1)
+        slope.mul_(factor if objective.kind == "kd" else factor / total)
+        slope.scatter_add_(1, flat, factor * -share)
+        torch.mm(slope if slope.dtype == head.dtype else objective._rounded(slope, head.dtype), head, out=grad)
+    return _statistics(loss, weights, guess.view_as(labels) == labels)
+
+
+def _distilled(
+    logits: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor, mix: float
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Of float32 logits `[rows, V]`, overwritten: the mixed loss `[rows, 1]`, its slope but for the label, the label's share.
+
+    The slope of the mix in the draft's logits is p - mix * teacher's p - (1 - mix) at the label.
+    """
+    log_p, log_t = _log_softmax_(logits), _log_softmax_(teacher)
+    cross_entropy = -log_p.gather(1, labels)
+    pairs = zip(log_t.split(_SLICE), log_p.split(_SLICE), strict=True)
+    divergence = torch.cat([(t.exp() * (t - p)).sum(dim=-1, keepdim=True) for t, p in pairs])
+    loss = (1.0 - mix) * cross_entropy + mix * divergence
+    return loss, log_p.exp_().sub_(log_t.exp_(), alpha=mix), 1.0 - mix
+
+
+def _log_softmax_(logits: torch.Tensor) -> torch.Tensor:
+    """In place, some rows at a time, so that no second tensor of this size exists."""
+    logits.sub_(logits.amax(dim=-1, keepdim=True))
+    total = torch.cat([part.exp().sum(dim=-1, keepdim=True) for part in logits.split(_SLICE)])
+    return logits.sub_(total.log_())
 
 
 def _statistics(loss: torch.Tensor, weights: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,136 @@
+"""The flat AdamW against torch's, with clipping; masters, and a state that does not depend on the layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dflash.models.optimizer import FlatAdamW, FlatParameters
+from tests.models.watch import watch
+
+CPU = torch.device("cpu")
+
+
+def small_module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 33), nn.Linear(33, 5, bias=False))
+
+
+def set_gradients(module: nn.Module, seed: int, size: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        gradient = torch.randn(parameter.shape, generator=generator) * size
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad.copy_(gradient)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("size", [1e-3, 3.0])
+def test_equals_torch_adamw_behind_a_clip(weight_decay, size):
+    theirs, ours = small_module(), small_module()
+    reference = torch.optim.AdamW(theirs.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=weight_decay)
+    flat = FlatParameters(ours, CPU, torch.float32)
+    optimizer = FlatAdamW(flat, betas=(0.9, 0.95), weight_decay=weight_decay, clip=1.0)
+    for step in range(6):
+        lr = 1e-2 * (step + 1)
+        set_gradients(theirs, step, size)
+        set_gradients(ours, step, size)
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        reference.param_groups[0]["lr"] = lr
+        reference.step()
+        assert float(optimizer.step(lr)) == pytest.approx(float(norm), rel=1e-5)
+        for one, two in zip(theirs.parameters(), ours.parameters(), strict=True):
+            torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-7)
+
+
+def test_grad_scale_acts_before_the_clip():
+    one, two = small_module(), small_module()
+    steps = []
+    for module, factor, scale in ((one, 1.0, 1.0), (two, 4.0, 0.25)):
+        optimizer = FlatAdamW(FlatParameters(module, CPU, torch.float32))
+        set_gradients(module, 0, factor)
+        steps.append(float(optimizer.step(1e-2, scale)))
+    assert steps[0] == pytest.approx(steps[1], rel=1e-6)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_step_without_weight_changes_nothing():
+    module = small_module()
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    optimizer = FlatAdamW(FlatParameters(module, CPU, torch.float32))
+    set_gradients(module, 0, 1.0)
+    assert float(optimizer.step(1e-2, 0.0)) == 0.0
+    for one, two in zip(before, module.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_bfloat16_keeps_float32_masters():
+    module = small_module()
+    flat = FlatParameters(module, CPU, torch.bfloat16)
+    optimizer = FlatAdamW(flat, clip=1e9)
+    start = flat.master.clone()
+    used = [slice(place, place + shape.numel()) for place, shape in flat.places.values()]
+    for _ in range(50):
+        set_gradients(module, 0, 1.0)
+        optimizer.step(1e-6)
+    moved = torch.cat([(flat.master - start)[part] for part in used]).abs()
+    # Each step moves 1e-6: far below what bfloat16 resolves, kept by the masters.
+    assert moved.min() > 4e-5
+    assert torch.equal(flat.working, flat.master.bfloat16())
+    assert next(module.parameters()).dtype == torch.bfloat16
+
+
+def test_float32_weights_are_their_own_masters():
+    flat = FlatParameters(small_module(), CPU, torch.float32)
+    assert flat.master is flat.working
+
+
+def test_gradients_accumulate_in_place_and_are_cleared_together():
+    module = small_module()
+    flat = FlatParameters(module, CPU, torch.float32)
+    address = flat.grad.data_ptr()
+    for _ in range(2):
+        module(torch.ones(3, 7)).sum().backward()
+    assert flat.grad.data_ptr() == address
+    assert all(parameter.grad.data_ptr() >= address for parameter in module.parameters())
+    assert flat.grad.abs().sum() > 0
+    flat.zero_grad()
+    assert not any(parameter.grad.any() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_resumes_exactly(dtype):
+    def trained(steps, optimizer, module, first=0):
+        for step in range(first, first + steps):
+            set_gradients(module, step, 1.0)
+            optimizer.step(1e-2)
+
+    straight = small_module()
+    flat = FlatParameters(straight, CPU, dtype)
+    optimizer = FlatAdamW(flat)
+    trained(3, optimizer, straight)
+    state = {
+        key: value.clone() if isinstance(value, torch.Tensor) else dict(value) for key, value in optimizer.state_dict().items()
+    }
+    trained(3, optimizer, straight, first=3)
+    resumed = small_module()
+    other = FlatParameters(resumed, CPU, dtype)
+    again = FlatAdamW(other)
+    again.load_state_dict(state)
+    trained(3, again, resumed, first=3)
+    assert torch.equal(flat.master, other.master)
+    assert torch.equal(flat.working, other.working)
+    assert set(state["master"]) == {name for name, _ in resumed.named_parameters()}
+
+
+def test_a_step_is_a_handful_of_operations_and_reads_nothing():
+    many = nn.ModuleList(nn.Linear(4, 4) for _ in range(40))
+    optimizer = FlatAdamW(FlatParameters(many, CPU, torch.bfloat16))
+    with watch() as seen:
+        optimizer.step(1e-3)
+    assert not seen.reads
+    assert len(seen.shapes) < 15

@@ -30,7 +30,9 @@ def _has_cuda() -> bool:
 def mark_host(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     """Write down that the CPU tensor's memory is host memory, `PINNED` or `PAGEABLE`. Returns the tensor."""
     global _made
-    storage = tensor.untyped_storage()
+    storage = storage_of(tensor)
+    if storage is None:
+        return tensor
     _marks[storage._cdata] = (StorageWeakRef(storage), kind)
     _made += 1
     if _made % _SWEEP_EVERY == 0:
@@ -42,10 +44,19 @@ def mark_host(tensor: torch.Tensor, kind: str) -> torch.Tensor:
 
 def host_kind(tensor: torch.Tensor) -> str | None:
     """`PINNED` or `PAGEABLE` for marked host memory; None for everything else."""
-    if not _marks or tensor.layout != torch.strided:
+    if not _marks:
         return None
-    found = _marks.get(tensor.untyped_storage()._cdata)
+    storage = storage_of(tensor)
+    found = None if storage is None else _marks.get(storage._cdata)
     return None if found is None else found[1]
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """A tensor's memory, below what `vmap` and the like wrap around it; None for tensors that have no such memory."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.untyped_storage() if tensor.layout == torch.strided else None
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool) -> torch.Tensor:

@@ -1,19 +1,24 @@
 """A worker and a monitor in miniature, to see what a way makes of a planted fault.
 
+    python -m bench.syncs.rig WAY        in a process of its own: JSON {fault: {"claimed": bool, "hits": {kind: count}}}
+
 One "drafter" thread does steps (forward, backward, the plant's place behind it) and one "monitor" thread ticks; first with the
 plant off, then on. What the way counted more is compared with what was planted: right role, right line?
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from bench.planted import PlantedFault, make_plant
+from bench.planted import COUNTED, PLANTED, PlantedFault, make_plant
+from bench.syncs import ways
 from bench.syncs.allocator import AllocatorWay
 from bench.syncs.difference import Counts, Row, difference
 from bench.syncs.lint import ROLE as SOURCE
@@ -134,3 +139,25 @@ def _minus(after: Counts, before: Counts) -> Counts:
 
 def _sum(one: Counts, other: Counts) -> Counts:
     return {key: one.get(key, 0) + other.get(key, 0) for key in {*one, *other}}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Try every fault under one way, on CUDA where it can; print JSON."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    way = next((way for way in ways(device) if way.name == argv[0]), None)
+    if way is None:
+        print(f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in ways())})", file=sys.stderr)
+        return 2
+    if (reason := way.available()) is not None:
+        print(f"error: {way.name}: unavailable: {reason}", file=sys.stderr)
+        return 4
+    tree = {}
+    for name in COUNTED:
+        found = try_fault(way, PLANTED[name])
+        tree[name] = {"claimed": name in way.claims, "hits": {row.kind: row.on - row.off for row in found.hits}}
+    print(json.dumps(tree))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.overrides import _get_current_function_mode_stack
 
 from dflash.device import Device, _CpuEvent
@@ -112,6 +113,17 @@ def _naming_device(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _without_modes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Checkpointing compares what it saw in forward (modes off) with what it sees when it computes again (modes on)."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return original(*args, **kwargs)
+
+    return call
+
+
 def _name_of(device: torch.device, lists: Any) -> torch.device:
     first = next((tensor for tensors in lists for tensor in tensors if tensor is not None), None)
     return device if first is None or device.type != "cpu" else first.device
@@ -135,6 +147,8 @@ def install() -> None:
         _replace(torch.autograd, engine, getattr(torch.autograd, engine), _keeping_mode(getattr(torch.autograd, engine)))
         group = "_group_tensors_by_device_and_dtype"
         _replace(torch._C, group, getattr(torch._C, group), _naming_device(getattr(torch._C, group)))
+        checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+        _replace(checks, "default", checks["default"], _without_modes(checks["default"]))
         for name in ("from_numpy", "frombuffer"):
             _replace(torch, name, getattr(torch, name), _marking(getattr(torch, name)))
 
@@ -148,9 +162,16 @@ def uninstall() -> None:
             return
         while _originals:
             owner, name, original = _originals.pop()
-            setattr(owner, name, original)
+            _put(owner, name, original)
 
 
 def _replace(owner: Any, name: str, original: Any, wrapper: Any) -> None:
     _originals.append((owner, name, original))
-    setattr(owner, name, wrapper)
+    _put(owner, name, wrapper)
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)

@@ -26,7 +26,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dflash.host_memory import PAGEABLE, PINNED, host_kind, mark_host
+from dflash.host_memory import PAGEABLE, PINNED, host_kind, mark_host, storage_of
 from dflash.observe import sync_scope as ledger
 from dflash.observe.sync_rules import Operation, is_gapped, operation, sync_kind, tensors_in
 from dflash.observe.sync_scope import Scope
@@ -166,7 +166,8 @@ class DispatchCounter(TorchDispatchMode):
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+    storage = storage_of(tensor)
+    return id(tensor) if storage is None else storage._cdata
 
 
 _FACTORIES = {

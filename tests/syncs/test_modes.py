@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from dflash.device import Device
 from dflash.host_memory import PAGEABLE, PINNED, host_kind, mark_host, staged, staging
@@ -286,3 +287,15 @@ def test_marks_do_not_outlive_their_memory() -> None:
 def test_staging_says_what_it_is() -> None:
     assert host_kind(staging((2,), torch.float32, pin=True)) == (None if torch.cuda.is_available() else PINNED)
     assert host_kind(staged(torch.zeros(2), pin=False)) == (None if torch.cuda.is_available() else PAGEABLE)
+
+
+def test_checkpointing_and_vmap_run_under_the_modes(scopes: CountingScopes) -> None:
+    device = Device("cpu")
+    with scopes.enter("drafter/0", device):
+        weight = torch.nn.Parameter(torch.ones(3, device=device.torch))
+        staging((2,), torch.float32, pin=True)
+        loss = torch.utils.checkpoint.checkpoint(lambda x: (x * x).sum(), weight, use_reentrant=False)
+        loss.backward()
+        torch.vmap(lambda x: x.new_zeros(()) + x)(torch.ones(3, device=device.torch))
+    assert weight.grad is not None
+    assert kinds(scopes) == {}

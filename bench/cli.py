@@ -139,7 +139,9 @@ def run_overhead(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         out=arguments.out,
     )
-    subject, counter = make_subject(arguments.subject, options.config, inject_percent=arguments.inject, plant=arguments.plant)
+    subject, counter = make_subject(
+        arguments.subject, options.config, inject_percent=arguments.inject, plant=arguments.plant, time_stages=True
+    )
     return int(overhead.run_overhead(options, subject, Reporter(), count=counter).exit_code)
 
 

@@ -265,9 +265,9 @@ def _take_turns(
             elapsed = time.monotonic() - began
             if index >= MIN_ROUNDS and elapsed * (index + 1) / index > time_s:
                 break
-            reporter.advance(
-                f"launch {number + 1}, round {index + 1}", min(1.0, elapsed / max(time_s, 1e-9)), max(0.0, time_s - elapsed)
-            )
+            share = min(0.99, max(elapsed / max(time_s, 1e-9) if index >= MIN_ROUNDS else 0.0, index / sizing.rounds))
+            left = elapsed / share - elapsed if share > 0.02 else sizing.total_s
+            reporter.advance(f"launch {number + 1}, round {index + 1} of at most {sizing.rounds}", share, left)
             for place, name in enumerate(order):
                 request = SegmentRequest(arms[name], index, place, sizing.steps, washout)
                 item = by_name[name].turn(request)

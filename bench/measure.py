@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bench import machine
+from bench.intervals import throughput
 from bench.losses import check_losses
 from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, size
 from bench.progress import Reporter
-from bench.records import Arm, Measurement
+from bench.records import OFF, Arm, Measurement, Segment
 from bench.sentinel import Sentinel, run_sentinel
 from bench.stopping import Watch
 from bench.subject import SegmentRequest, Subject, SubjectResult, Taken
@@ -174,10 +175,16 @@ def measure(
         rounds=conductor.rounds_done,
         stopped=conductor.stopped or "crash",
         seed=seed,
-        pipeline_efficiency=result.pipeline_efficiency,
+        pipeline_efficiency=efficiency(check.segments, result.stage_tokens_per_second),
         faults=(*faults, *result.faults),
     )
     return Run(measurement, result, conductor.sizing, clock() - started, check.difference, check.missing, sentinel)
+
+
+def efficiency(segments: Sequence[Segment], stage_tokens_per_second: float | None) -> float | None:
+    """Throughput of `off` over that of the slowest stage alone; None when either is unknown."""
+    found = throughput(segments, OFF)
+    return found[0] / stage_tokens_per_second if found and stage_tokens_per_second else None
 
 
 def _fault(error: Exception, conductor: Conductor) -> str:

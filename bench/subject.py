@@ -49,7 +49,7 @@ class SubjectResult:
     Attributes:
         losses: (step, loss) in any order; steps whose loss was dropped on the way are missing.
         accounted_percent: instruments' and monitor's own cost as a share of the step, per collector and for "all".
-        pipeline_efficiency: throughput over that of the slowest stage alone, None when unknown.
+        stage_tokens_per_second: throughput of the slowest stage alone, None when unknown.
         peak_memory_bytes: peak of the process (or of its GPUs, whichever the subject trains on).
         notes: things to be told in the report, one line each (dropped losses, a collector that switched itself off).
         faults: things that make the run invalid, one line each.
@@ -57,7 +57,7 @@ class SubjectResult:
 
     losses: Sequence[tuple[int, float]] = ()
     accounted_percent: Mapping[str, float] | None = None
-    pipeline_efficiency: float | None = None
+    stage_tokens_per_second: float | None = None
     peak_memory_bytes: int | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()

@@ -96,7 +96,8 @@ def exact_line(receipt: Receipt) -> str:
         return words.counting(bad[0])
     changed = [f"{cost.name}: {text}" for cost in words.all_costs(receipt) if (text := words.exact(cost)) not in ("0", "n/a")]
     how = words.counting(next(iter(receipt.counts.values())))
-    return ("; ".join(changed) if changed else "no collector adds any") + f" ({how})"
+    none = "head adds none" if receipt.command == "gate" else "no collector adds any"
+    return ("; ".join(changed) if changed else none) + f" ({how})"
 
 
 def paint(text: str, verdict: Verdict, color: bool) -> str:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 NAMES = ("trainer", "spin")
 
 
-def make_subject(name: str, config: Config, *, inject_percent: float = 0.0, plant: str = "") -> tuple[Subject, Counter | None]:
+def make_subject(
+    name: str, config: Config, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
+) -> tuple[Subject, Counter | None]:
     """The subject of that name, and what counts exactly for it (None: it does no device work).
 
     Raises:
@@ -33,6 +35,6 @@ def make_subject(name: str, config: Config, *, inject_percent: float = 0.0, plan
         from bench.counting import ProcessCounter
         from bench.subjects.trainer import TrainerSubject
 
-        subject = TrainerSubject(config, injected=injected, plant=plant)
+        subject = TrainerSubject(config, injected=injected, plant=plant, time_stages=time_stages)
         return subject, ProcessCounter(subject.config.model_dump(mode="json"), plant=plant)
     raise UserError(f"--subject {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")

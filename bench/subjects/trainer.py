@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.records import Arm
+from bench.stages import slowest_stage
 from bench.subject import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
 from dflash.config import Config
 from dflash.data.plan import Plan
@@ -65,10 +66,17 @@ class TrainerSubject:
         injected: names of collectors that lose a known share of each step.
         plant: a bad collector out of `bench.planted.PLANTED`.
         cycle: steps in the replayed cycle.
+        time_stages: also time each stage alone, before the run.
     """
 
     def __init__(
-        self, config: Config, *, injected: Mapping[str, float] | None = None, plant: str = "", cycle: int = CYCLE_STEPS
+        self,
+        config: Config,
+        *,
+        injected: Mapping[str, float] | None = None,
+        plant: str = "",
+        cycle: int = CYCLE_STEPS,
+        time_stages: bool = False,
     ) -> None:
         from bench.planted import make_plant
         from dflash.observe.registry import COLLECTORS
@@ -89,6 +97,7 @@ class TrainerSubject:
         self.observer: Observer | None = None
         self._tokens: list[int] = []
         self._stepper: Stepper | None = None
+        self._time_stages = time_stages
 
     def open(self) -> None:
         """Read the data, build target, drafter, queue and observer; nothing runs yet."""
@@ -127,6 +136,7 @@ class TrainerSubject:
         assert trainer is not None
         assert observer is not None
         device = trainer.replicas[0].device
+        stage_tokens_per_second = slowest_stage(trainer, self.cycle) if self._time_stages else None
         self._stepper = self._make_stepper(requests, on_segment, device)
         gc.collect()
         gc.freeze()
@@ -141,6 +151,7 @@ class TrainerSubject:
         return SubjectResult(
             losses=[(row.step, row.loss) for row in result.scalars],
             accounted_percent=summary.accounted_percent,
+            stage_tokens_per_second=stage_tokens_per_second,
             peak_memory_bytes=peak_memory(device),
             notes=tuple(f"sink {name} dropped {count} rows" for name, count in summary.dropped.items() if count),
             faults=tuple(f"collector {name} switched itself off: {error}" for name, error in summary.failed.items()),

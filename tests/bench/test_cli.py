@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
     monkeypatch.setattr("bench.machine.unfit", lambda before, after: [])
 
     def overhead(*arguments: str, counter: Counted | None = None, **changes: object) -> tuple[int, Receipt]:
-        def make_subject(name, config, *, inject_percent=0.0, plant=""):  # type: ignore[no-untyped-def]
+        def make_subject(name, config, *, inject_percent=0.0, plant="", time_stages=False):  # type: ignore[no-untyped-def]
             costs = {"a": 0.0, "b": 0.0} | ({INJECTED: inject_percent / 100} if inject_percent else {})
             settings = {"noise": Noise(step=0.003, slow=0.003)} | changes
             return SpinSubject(costs, **settings), counter or Counted()  # type: ignore[arg-type]

@@ -138,6 +138,17 @@ def test_bad_settings_are_refused_before_anything_is_built(tmp_path: Path) -> No
         TrainerSubject(Config(), plant="itme")
 
 
+def test_stages_alone_give_the_pipeline_its_measure_and_leave_training_as_it_was(tmp_path: Path) -> None:
+    plain = TrainerSubject(small_config(tmp_path))
+    timed = TrainerSubject(small_config(tmp_path), time_stages=True)
+    (taken, first), (_, second) = run(plain, requests(Arm("off"))), run(timed, requests(Arm("off")))
+    assert first.stage_tokens_per_second is None
+    assert second.stage_tokens_per_second is not None
+    segment = taken[0].segment
+    assert 0.02 < segment.tokens / segment.seconds / second.stage_tokens_per_second < 3.0
+    assert dict(first.losses)[8] == dict(second.losses)[8]
+
+
 def test_a_planted_collector_joins_the_others(tmp_path: Path) -> None:
     subject = TrainerSubject(small_config(tmp_path), plant="item", injected={"injected": 0.02})
     assert subject.collectors[-2:] == ("item", "injected")

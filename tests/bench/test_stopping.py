@@ -9,7 +9,7 @@ import pytest
 
 from bench.intervals import NOMINAL, Rounds, estimate, estimate_units
 from bench.records import Verdict, log_ratio
-from bench.simulate import CAP, NOISES, SHARED, Cost, Rates, rates, report, run_rule, share, simulate
+from bench.simulate import CAP, NOISES, SHARED, Cost, Rates, rates, report, run_rule, share, simulate, stopping_error
 from bench.stopping import MIN_ROUNDS, Watch, half_width, judged, looks
 from tests.bench.make import measurement, segment
 
@@ -145,6 +145,13 @@ def test_a_cost_on_one_step_in_twenty_does_not_pass() -> None:
     assert found.percent == pytest.approx(1.96, abs=0.01)
     assert at_most(found.verdicts[Verdict.WITHIN], RUNS, 0.05)
     assert found.plain > 0.8 * RUNS
+
+
+def test_bounds_taken_at_nominal_keep_five_percent_through_the_rule() -> None:
+    """At the spread where stopping does most harm, 20 rounds on average."""
+    runs = 8000
+    assert at_most(round(runs * stopping_error(NOMINAL, 0.8, runs)), runs, 0.05)
+    assert stopping_error(0.05, 0.8, runs) > 0.055
 
 
 def test_rates_are_repeatable_and_told_with_their_error() -> None:

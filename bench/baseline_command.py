@@ -42,7 +42,7 @@ class Options:
 
 def run_list() -> int:
     """Print what is stored, and whether it belongs to this machine."""
-    stored = baselines.read_all()
+    stored = baselines.read_all(baselines.ROOT)
     this = machine.identify()
     print(f"this machine: {this.key}")
     print(tabulate(baselines.table(stored, this), headers="keys", disable_numparse=True) if stored else "nothing is stored")
@@ -67,7 +67,7 @@ def run_record(options: Options, reporter: Reporter) -> int:
             raise UserError(f"baseline record: {where}: {'; '.join(reasons)}")
     sessions = [recording.session_of(receipt) for _, receipt in receipts]
     stored = recording.build(this, config, sessions, commit.id, options.note)
-    path = recording.write(stored)
+    path = recording.write(stored, baselines.ROOT)
     print(
         f"{path}: {stored.value:,.1f} tokens/s over {len(sessions)} sessions, spread {stored.between_session_spread_percent:.2f}%"
     )
@@ -82,7 +82,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         UserError: a broken file or receipt.
     """
     this, config = machine.identify(), _reference(options)
-    found = baselines.match(baselines.read_all(), this, config)
+    found = baselines.match(baselines.read_all(baselines.ROOT), this, config)
     if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
         print(f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: {found.message}")
         return int(found.exit_code)

@@ -1,0 +1,155 @@
+"""`baseline record | compare | list` on made-up sessions: what is refused, what is written, what is red."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import baseline_command, cli
+from bench.baselines import read
+from bench.machine import describe, identify
+from bench.records import Commit, ConfigRef, ExitCode, Receipt
+from dflash.config import load_config
+from dflash.errors import UserError
+from tests.bench.make import made_receipt
+
+fault = pytest.mark.fault
+COMMIT = Commit("1" * 40)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own with a config, a clean commit and no CI."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CI", raising=False)
+    (tmp_path / "tiny.toml").write_text("[train]\nsteps = 5\n")
+    monkeypatch.setattr(baseline_command, "read_commit", lambda: COMMIT)
+    monkeypatch.setattr(baseline_command.baselines, "ROOT", tmp_path / "baselines")
+    return tmp_path
+
+
+def session(folder: Path, number: int, speed: float = 1.0, **changes: object) -> str:
+    """A finished session's receipt as a file."""
+    config = load_config("tiny.toml")
+    receipt = made_receipt(identify(), ConfigRef(config.name, config.digest()), COMMIT, speed=speed)
+    receipt = replace(receipt, extra={"sentinel": {"before_s": 1.0, "after_s": 1.01}}, **changes)  # type: ignore[arg-type]
+    path = folder / f"session-{number}.json"
+    path.write_text(receipt.to_json())
+    return str(path)
+
+
+def bench(action: str, *receipts: str) -> int:
+    words = [word for receipt in receipts for word in ("--receipt", receipt)]
+    return cli.main(["baseline", action, "--config", "tiny.toml", *words])
+
+
+def record(folder: Path) -> None:
+    assert bench("record", *(session(folder, number, 1 + 0.001 * number) for number in range(3))) == ExitCode.WITHIN
+
+
+def test_three_sessions_make_a_reviewable_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(here)
+    path = here / "baselines" / identify().key / "tiny.json"
+    stored = read(path)
+    assert (len(stored.sessions), stored.commit, stored.origin) == (3, COMMIT.id, "measured")
+    assert str(path) in capsys.readouterr().out
+    assert cli.main(["baseline", "list"]) == ExitCode.WITHIN
+    assert "tiny" in capsys.readouterr().out
+
+
+def test_the_same_speed_is_within_and_a_real_drop_is_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(here)
+    assert bench("compare", session(here, 7)) == ExitCode.WITHIN
+    assert bench("compare", session(here, 8, speed=0.95)) == ExitCode.OVER
+    assert "OVER" in capsys.readouterr().out
+
+
+@fault
+def test_no_baseline_is_5_and_names_the_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("compare", session(here, 0)) == ExitCode.INCOMPLETE
+    assert "python -m bench baseline record" in capsys.readouterr().out
+
+
+@fault
+def test_a_baseline_of_another_machine_is_4_before_anything_is_measured(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(here)
+    other = describe([("NVIDIA H200", "ffff0000")], "Another CPU", 64, {})
+    monkeypatch.setattr(baseline_command.machine, "identify", lambda: other)
+    assert bench("compare") == ExitCode.INVALID
+    assert "belongs to another machine" in capsys.readouterr().out
+
+
+@fault
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"commit": Commit("2" * 40)}, "it is stale"),
+        ({"extra": {"sentinel": {"before_s": 1.0, "after_s": 1.2}}}, "sentinel workload moved by +20.0%"),
+        ({"options": {"plant": "item"}}, "measured with plant item"),
+        ({"throughput": None}, "holds no throughput"),
+    ],
+)
+def test_a_session_that_says_nothing_is_4_and_never_recorded(
+    here: Path, changes: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(here)
+    bad = session(here, 9)
+    receipt = replace(Receipt.read(bad), **changes)  # type: ignore[arg-type]
+    Path(bad).write_text(receipt.to_json())
+    assert bench("compare", bad) == ExitCode.INVALID
+    assert said in capsys.readouterr().out
+    assert bench("record", bad, session(here, 1), session(here, 2)) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+
+
+@fault
+def test_a_session_with_uncommitted_changes_may_be_compared_but_not_recorded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(here)
+    dirty = replace(COMMIT, dirty=True, diff_hash="abcd")
+    path = session(here, 9, commit=dirty)
+    assert bench("record", path, session(here, 1), session(here, 2)) == ExitCode.USAGE
+    monkeypatch.setattr(baseline_command, "read_commit", lambda: dirty)
+    assert bench("compare", path) == ExitCode.WITHIN
+
+
+@fault
+@pytest.mark.parametrize(("dirty", "ci"), [(True, ""), (False, "true")])
+def test_recording_is_refused_on_a_dirty_tree_and_in_ci(
+    here: Path, monkeypatch: pytest.MonkeyPatch, dirty: bool, ci: str
+) -> None:
+    monkeypatch.setattr(baseline_command, "read_commit", lambda: replace(COMMIT, dirty=dirty))
+    monkeypatch.setenv("CI", ci)
+    assert bench("record", session(here, 0)) == ExitCode.USAGE
+    assert not (here / "baselines").exists()
+
+
+@fault
+def test_fewer_than_three_sessions_are_refused(here: Path) -> None:
+    assert bench("record", session(here, 0), session(here, 1)) == ExitCode.USAGE
+    assert cli.main(["baseline", "record", "--config", "tiny.toml", "--sessions", "2"]) == ExitCode.USAGE
+
+
+@fault
+def test_a_broken_file_is_refused_by_name_and_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(here)
+    path = here / "baselines" / identify().key / "tiny.json"
+    path.write_text(path.read_text().replace('"value"', '"valve"'))
+    assert bench("compare", session(here, 0)) == ExitCode.USAGE
+    assert f"{path}:" in capsys.readouterr().err
+
+
+@fault
+def test_a_session_that_leaves_no_receipt_is_an_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.progress import Reporter
+
+    class Done:
+        returncode, stdout = 3, ""
+
+    monkeypatch.setattr(baseline_command.subprocess, "run", lambda *arguments, **named: Done())
+    options = baseline_command.Options(load_config("tiny.toml"), "tiny.toml")
+    with pytest.raises(UserError, match="left no receipt"):
+        baseline_command._sessions(options, Reporter(quiet=True))

@@ -8,172 +8,47 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from dflash.config import DrafterConfig, TargetConfig
+from dflash.config import TargetConfig
 from dflash.device import Device, torch_dtype
 from dflash.errors import UserError
+from dflash.models.documents import DocumentRows
+from dflash.models.target_info import (
+    LOADING,
+    TINY,
+    TargetInfo,
+    build_target_layer_ids,
+    count_parameters,
+    first_line,
+    inspect_target,
+    resolve_mask_token,
+    tiny_config,
+)
 
-TINY = "tiny-hybrid"
-# Rows of the families' embeddings that no tokenizer uses and that the published drafters mask with.
-KNOWN_MASK_IDS = {
-    "qwen3": 151669,
-    "qwen3_5": 248070,
-    "qwen3_5_text": 248070,
-    "qwen3_5_moe": 248070,
-    "qwen3_5_moe_text": 248070,
-    "lfm2": 16,
-    "minimax_m2": 200054,
-}
-MASK_TOKEN = "<|MASK|>"
+__all__ = [
+    "TINY",
+    "DocumentRows",
+    "Target",
+    "TargetInfo",
+    "build_target_layer_ids",
+    "build_tiny",
+    "count_parameters",
+    "inspect_target",
+    "load_target",
+    "resolve_mask_token",
+    "save_target",
+    "stack_taps",
+]
+
 # Layer kinds whose masks the taps can do without: causal, no matter what is right of the sample.
 _MASK_FREE_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 _MASK_FREE = "dflash_causal"
-# transformers builds models under process-wide patches, and the seeded target borrows the global generator.
-_LOADING = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class TargetInfo:
-    """What is known of a target without its weights.
-
-    Attributes:
-        family: transformers' `model_type` of the text model's wrapper.
-        layer_ids: the tapped layers, ascending.
-        eos_ids, pad_id: from the config; the tokenizer may know others.
-    """
-
-    model: str
-    family: str
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
-    layers: int
-    layer_ids: tuple[int, ...]
-    eos_ids: tuple[int, ...]
-    pad_id: int | None
-    max_positions: int
-
-
-def build_target_layer_ids(layers: int, taps: int) -> tuple[int, ...]:
-    """`taps` layers from layer 1 to layer L-3, evenly spaced (paper 4.1): round(1 + i (L-4)/(n-1)); L//2 for one tap.
-
-    Raises:
-        UserError: more taps than there are layers between.
-    """
-    if taps == 1:
-        return (layers // 2,)
-    ids = tuple(round(1 + i * (layers - 4) / (taps - 1)) for i in range(taps))
-    if len(set(ids)) < taps or ids[0] < 0 or ids[-1] >= layers:
-        raise UserError(
-            f"target.taps = {taps}: a target of {layers} layers has no room for so many; set target.taps or layer_ids"
-        )
-    return ids
-
-
-def inspect_target(config: TargetConfig) -> TargetInfo:
-    """Read a target's sizes from its config alone: no weights, no network.
-
-    Raises:
-        UserError: nothing there, not a causal language model, or layer ids that it does not have.
-    """
-    wrapper = _read_config(config)
-    text = wrapper.get_text_config()
-    layers = int(text.num_hidden_layers)
-    ids = config.layer_ids or build_target_layer_ids(layers, config.taps)
-    if list(ids) != sorted(set(ids)) or ids[-1] >= layers:
-        raise UserError(
-            f"target.layer_ids = {list(ids)}: must be ascending, without repeats, and below {config.model}'s {layers} layers"
-        )
-    eos = getattr(text, "eos_token_id", None)
-    eos = getattr(wrapper, "eos_token_id", None) if eos is None else eos
-    return TargetInfo(
-        model=config.model,
-        family=str(wrapper.model_type),
-        hidden_size=int(text.hidden_size),
-        intermediate_size=int(getattr(text, "intermediate_size", None) or 0),
-        vocab_size=int(text.vocab_size),
-        layers=layers,
-        layer_ids=tuple(ids),
-        eos_ids=tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),),
-        pad_id=getattr(text, "pad_token_id", None),
-        max_positions=int(getattr(text, "max_position_embeddings", 0) or 0),
-    )
-
-
-def count_parameters(config: TargetConfig) -> int:
-    """Parameters of the target's text model with its head, from the config alone (built on the meta device)."""
-    with _LOADING, torch.device("meta"):
-        model = _from_config(_read_config(config).get_text_config())
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def resolve_mask_token(config: DrafterConfig, info: TargetInfo, tokenizer: Any = None) -> int:
-    """The embedding row that mask slots use: the setting, else the tokenizer's `<|MASK|>`, else the family's known row.
-
-    Raises:
-        UserError: none is known, it lies outside the target's vocabulary, or it is a pad or end token (the drafter would
-            learn to draft from a vector that means something else).
-    """
-    token = config.mask_token_id
-    source = "drafter.mask_token_id"
-    vocabulary = tokenizer.get_vocab() if tokenizer is not None else {}
-    if token is None and MASK_TOKEN in vocabulary:
-        token, source = int(vocabulary[MASK_TOKEN]), f"the tokenizer's {MASK_TOKEN}"
-    if token is None and KNOWN_MASK_IDS.get(info.family, info.vocab_size) < info.vocab_size:
-        token, source = KNOWN_MASK_IDS[info.family], f"the mask row of {info.family}"
-    if token is None:
-        raise UserError(
-            f"no mask token known for target {info.model!r} ({info.family}): set drafter.mask_token_id to an unused row "
-            f"of its embedding (0 to {info.vocab_size - 1})"
-        )
-    if not 0 <= token < info.vocab_size:
-        raise UserError(f"{source} = {token}: outside the target's vocabulary of {info.vocab_size} rows")
-    taken = {"pad": {info.pad_id, getattr(tokenizer, "pad_token_id", None)}}
-    taken["end-of-text"] = {*info.eos_ids, getattr(tokenizer, "eos_token_id", None)}
-    for kind, ids in taken.items():
-        if token in ids:
-            raise UserError(f"{source} = {token}: is the {kind} token; the mask needs a row that nothing else uses")
-    return token
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentRows:
-    """Packed rows taken apart: every document in a row of its own, and the way back. Made on the host.
-
-    Attributes:
-        gather: int64 `[documents, longest]` places in the flattened batch; past a document's end, its last place again.
-        scatter: int64 `[batch * length]` places in the flattened rows.
-    """
-
-    gather: torch.Tensor
-    scatter: torch.Tensor
-
-    @staticmethod
-    def split(document_ids: np.ndarray) -> DocumentRows:
-        """From int `[batch, length]` document ids, ascending within a row; any value on padding."""
-        batch, length = document_ids.shape
-        starts = np.ones((batch, length), bool)
-        starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-        first = np.flatnonzero(starts)
-        sizes = np.diff(np.append(first, batch * length))
-        offsets = np.arange(sizes.max())
-        gather = first[:, None] + np.minimum(offsets, sizes[:, None] - 1)
-        row = np.cumsum(starts) - 1
-        scatter = row * len(offsets) + np.arange(batch * length) - first[row]
-        return DocumentRows(torch.from_numpy(gather), torch.from_numpy(scatter))
-
-    def to(self, device: torch.device) -> DocumentRows:
-        """On `device`; from pinned memory without a wait."""
-        return DocumentRows(self.gather.to(device, non_blocking=True), self.scatter.to(device, non_blocking=True))
 
 
 class _LastTapTaken(Exception):
@@ -290,7 +165,7 @@ def load_target(config: TargetConfig, device: Device, info: TargetInfo | None = 
     info = info or inspect_target(config)
     dtype = torch_dtype(config.dtype)
     _quieten()
-    with _LOADING:
+    with LOADING:
         model = build_tiny(config, dtype) if config.model == TINY else _from_pretrained(config.model, dtype)
     return Target(model.to(device.torch), info, device)
 
@@ -301,7 +176,7 @@ def build_tiny(config: TargetConfig, dtype: torch.dtype = torch.float32) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.tiny.seed)
-        model: Any = Qwen3_5ForCausalLM(_tiny_config(config))
+        model: Any = Qwen3_5ForCausalLM(tiny_config(config))
     return model.to(dtype)
 
 
@@ -311,69 +186,6 @@ def save_target(model: Any, path: str | Path) -> None:
     model.save_pretrained(str(path))
 
 
-def _tiny_config(config: TargetConfig) -> Any:
-    from transformers import Qwen3_5TextConfig
-
-    tiny = config.tiny
-    kinds = ["full_attention" if (i + 1) % tiny.full_attention_interval == 0 else "linear_attention" for i in range(tiny.layers)]
-    return Qwen3_5TextConfig(
-        vocab_size=tiny.vocab_size,
-        hidden_size=tiny.hidden_size,
-        intermediate_size=tiny.intermediate_size,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads,
-        num_key_value_heads=tiny.kv_heads,
-        head_dim=tiny.head_dim,
-        linear_num_key_heads=tiny.linear_heads,
-        linear_num_value_heads=tiny.linear_heads,
-        linear_key_head_dim=tiny.linear_head_dim,
-        linear_value_head_dim=tiny.linear_head_dim,
-        layer_types=kinds,
-        # Rows of the embedding, which is also the head, of length one: a drafter can then say what it is sure of.
-        initializer_range=tiny.hidden_size**-0.5,
-        max_position_embeddings=32768,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-    )
-
-
-def _read_config(config: TargetConfig) -> Any:
-    if config.model == TINY:
-        return _tiny_config(config)
-    from transformers import AutoConfig
-
-    try:
-        wrapper = AutoConfig.from_pretrained(config.model, local_files_only=True)
-    except Exception as error:
-        raise UserError(_why_unreadable(config.model, error)) from None
-    text = wrapper.get_text_config()
-    missing = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if getattr(text, key, None) is None]
-    if missing:
-        raise UserError(f"target.model = {config.model!r}: its config names no {missing[0]}; not a causal language model")
-    return wrapper
-
-
-def _why_unreadable(model: str, error: Exception) -> str:
-    folder = Path(model)
-    if folder.is_dir():
-        if not (folder / "config.json").exists():
-            return f"target.model = {model!r}: the folder has no config.json"
-        return f"target.model = {model!r}: its config.json cannot be used: {_first_line(error)}"
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        return f"target.model = {model!r}: no such folder; a path, a Hugging Face id (owner/name) or {TINY!r} is expected"
-    return f"target.model = {model!r}: not in the local Hugging Face cache; download it first: hf download {model}"
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
-
-
-def _from_config(text_config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_config(text_config)
-
-
 def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -381,7 +193,7 @@ def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
     try:
         loaded, report = load(model, dtype=dtype, local_files_only=True, attn_implementation="sdpa", output_loading_info=True)
     except Exception as error:
-        raise UserError(f"target.model = {model!r}: cannot load its weights: {_first_line(error)}") from None
+        raise UserError(f"target.model = {model!r}: cannot load its weights: {first_line(error)}") from None
     lost = sorted([*report.get("missing_keys", ()), *(str(item[0]) for item in report.get("mismatched_keys", ()))])
     if lost:
         raise UserError(f"target.model = {model!r}: {len(lost)} tensors are missing or misshapen, first {lost[0]!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -11,45 +12,68 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.observe.wandb_kit import run
 from tests.observe.wandb_kit.reader import OfflineRun, read_file, read_run
 from tests.observe.wandb_kit.server import FakeWandb, SilentServer, refusing_url
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789" * 4
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 
 
 @dataclass
 class Outcome:
     measured: dict[str, Any]
     said: list[str]
-    total_s: float
 
 
-def launch(folder: Path, mode: str, seconds: float, *, url: str = "", key: str = KEY, wrap: tuple[str, ...] = ()) -> Any:
-    """Start the observed run; standard output and error are piped."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment |= {"HOME": str(folder), "NETRC": str(folder / "netrc"), "OMP_NUM_THREADS": "1"}
-    if url:
-        environment["WANDB_BASE_URL"] = url
-    if key:
-        environment["WANDB_API_KEY"] = key
-    run = [sys.executable, "-m", "tests.observe.wandb_kit.run", str(folder), mode, str(seconds), str(TIMEOUT_S)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen([*wrap, *run], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+def environment(folder: Path, url: str, key: str) -> dict[str, str]:
+    """Without what this machine knows of W&B."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    variables |= {"HOME": str(folder), "NETRC": str(folder / "netrc"), "OMP_NUM_THREADS": "1"}
+    return variables | ({"WANDB_BASE_URL": url} if url else {}) | ({"WANDB_API_KEY": key} if key else {})
 
 
-def finish(process: Any, timeout_s: float = 60.0) -> Outcome:
-    started = time.perf_counter()
-    out, err = process.communicate(timeout=timeout_s)
-    assert process.returncode == 0, err
-    print(out.splitlines()[-1], err)
-    return Outcome(json.loads(out.splitlines()[-1]), err.splitlines(), time.perf_counter() - started)
+@dataclass
+class Launched:
+    process: BaseProcess
+    folder: Path
+
+    def finish(self, timeout_s: float = 60.0) -> Outcome:
+        """Wait for its end."""
+        self.process.join(timeout_s)
+        said = (self.folder / "err").read_text(encoding="utf-8").splitlines()
+        assert self.process.exitcode == 0, said
+        measured = json.loads((self.folder / "out").read_text(encoding="utf-8"))
+        print(measured, said)
+        return Outcome(measured, said)
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Callable[..., Launched]]:
+    """Starts observed runs, each in a process of its own that need not import everything again."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.observe.wandb_kit.run", "wandb", "wandb.sdk.launch", "requests", "yaml"])
+    processes = []
+
+    def start(folder: Path, mode: str, seconds: float, *, url: str = "", key: str = KEY) -> Launched:
+        arguments = (folder, environment(folder, url, key), mode, seconds, TIMEOUT_S)
+        processes.append(context.Process(target=run.child, args=arguments))
+        processes[-1].start()
+        return Launched(processes[-1], folder)
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+Launch = Callable[..., Launched]
 
 
 def jsonl(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -58,9 +82,9 @@ def jsonl(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def quiet(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The same run without W&B: the rate to keep."""
-    return finish(launch(tmp_path_factory.mktemp("quiet"), "off", 1.5))
+    return launch(tmp_path_factory.mktemp("quiet"), "off", 1.0).finish()
 
 
 def assert_costs_nothing(outcome: Outcome, quiet: Outcome) -> None:
@@ -78,9 +102,9 @@ def assert_all_steps_in_jsonl(folder: Path, outcome: Outcome) -> None:
 
 
 @pytest.fixture(scope="module")
-def offline(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, OfflineRun]:
+def offline(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, OfflineRun]:
     folder = tmp_path_factory.mktemp("offline")
-    outcome = finish(launch(folder, "offline", 3.0, key=""))
+    outcome = launch(folder, "offline", 2.5, key="").finish()
     return folder, outcome, read_run(folder)
 
 
@@ -131,8 +155,8 @@ def test_offline_costs_nothing(offline: tuple[Path, Outcome, OfflineRun], quiet:
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_login_goes_offline_with_one_line(tmp_path: Path, quiet: Outcome) -> None:
-    outcome = finish(launch(tmp_path, "online", 1.5, url=refusing_url(), key=""))
+def test_no_login_goes_offline_with_one_line(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
+    outcome = launch(tmp_path, "online", 1.0, url=refusing_url(), key="").finish()
     assert outcome.said == [
         "wandb: offline, since there is no login (`wandb login`, or WANDB_API_KEY); `wandb sync` uploads later"
     ]
@@ -141,17 +165,17 @@ def test_no_login_goes_offline_with_one_line(tmp_path: Path, quiet: Outcome) -> 
     assert len(read_run(tmp_path).history) >= 5
 
 
-def test_a_server_that_refuses(tmp_path: Path, quiet: Outcome) -> None:
-    outcome = finish(launch(tmp_path, "online", 4.0, url=refusing_url()))
+def test_a_server_that_refuses(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
+    outcome = launch(tmp_path, "online", 2.5, url=refusing_url()).finish()
     assert len(outcome.said) == 1
     assert outcome.said[0].startswith("wandb: offline, since ")
     assert_costs_nothing(outcome, quiet)
     assert_all_steps_in_jsonl(tmp_path, outcome)
 
 
-def test_a_server_that_accepts_and_never_answers(tmp_path: Path, quiet: Outcome) -> None:
+def test_a_server_that_accepts_and_never_answers(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
     server = SilentServer()
-    outcome = finish(launch(tmp_path, "online", 4.0, url=server.url))
+    outcome = launch(tmp_path, "online", 2.5, url=server.url).finish()
     server.close()
     assert len(outcome.said) == 1
     assert outcome.said[0].startswith("wandb: offline, since ")
@@ -174,20 +198,20 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_server_that_works_gets_every_window(tmp_path: Path, server: FakeWandb, quiet: Outcome) -> None:
-    outcome = finish(launch(tmp_path, "online", 2.0, url=server.url))
+def test_a_server_that_works_gets_every_window(launch: Launch, tmp_path: Path, server: FakeWandb, quiet: Outcome) -> None:
+    outcome = launch(tmp_path, "online", 2.0, url=server.url).finish()
     assert outcome.said == []
     posted = [row for row in server.rows if "train/step" not in row]
     assert [row["monitor/step"] for row in posted] == [row["step"] for row in jsonl(tmp_path, "metrics")]
     assert_costs_nothing(outcome, quiet)
 
 
-def test_a_server_that_dies_in_the_middle(tmp_path: Path, server: FakeWandb, quiet: Outcome) -> None:
-    process = launch(tmp_path, "online", 4.0, url=server.url)
+def test_a_server_that_dies_in_the_middle(launch: Launch, tmp_path: Path, server: FakeWandb, quiet: Outcome) -> None:
+    process = launch(tmp_path, "online", 2.5, url=server.url)
     wait_for(lambda: server.runs > 0)
     time.sleep(0.5)
     server.die()
-    outcome = finish(process)
+    outcome = process.finish()
     assert outcome.measured["close_s"] < TIMEOUT_S + 3
     assert len(outcome.said) == 1
     assert "wandb sync" in outcome.said[0]
@@ -198,13 +222,13 @@ def test_a_server_that_dies_in_the_middle(tmp_path: Path, server: FakeWandb, qui
     assert [row["monitor/step"] for row in windows] == [row["step"] for row in jsonl(tmp_path, "metrics")]
 
 
-def test_wandbs_own_process_dies(tmp_path: Path, quiet: Outcome) -> None:
-    process = launch(tmp_path, "offline", 4.0, key="")
+def test_wandbs_own_process_dies(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
+    process = launch(tmp_path, "offline", 3.5, key="")
     wait_for(lambda: bool(list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))))
     time.sleep(0.5)
-    (core,) = children(process.pid, "wandb-core")
+    (core,) = children(process.process.pid, "wandb-core")
     os.kill(core, signal.SIGKILL)
-    outcome = finish(process)
+    outcome = process.finish()
     assert len(outcome.said) == 1
     assert "a new offline run takes over" in outcome.said[0]
     runs = [read_file(path) for path in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))]
@@ -212,7 +236,7 @@ def test_wandbs_own_process_dies(tmp_path: Path, quiet: Outcome) -> None:
     # What the killed process had not yet put to disk is only in metrics.jsonl; the new run has all that came after.
     windows = [row["monitor/step"] for row in runs[1].history if "train/step" not in row]
     ours = [row["step"] for row in jsonl(tmp_path, "metrics")]
-    assert len(windows) > 20
+    assert len(windows) > 3
     assert windows == ours[-len(windows) :]
     assert_costs_nothing(outcome, quiet)
     assert_all_steps_in_jsonl(tmp_path, outcome)
@@ -238,11 +262,21 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="cannot make a small file system to fill (unshare and mount)")
-def test_a_disk_that_is_full(tmp_path: Path, quiet: Outcome) -> None:
+def test_a_disk_that_is_full(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
     small = tmp_path / "small"
     small.mkdir()
     script = f'mount -t tmpfs -o size=128k none {small} && head -c 100k /dev/zero > {small}/filler; exec "$@"'
-    outcome = finish(launch(small, "offline", 3.0, key="", wrap=("unshare", "-rm", "sh", "-c", script, "sh")))
+    program = [sys.executable, "-m", "tests.observe.wandb_kit.run", str(small), "offline", "2.0", str(TIMEOUT_S)]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", *program],
+        cwd=ROOT,
+        env=environment(small, "", ""),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    outcome = Outcome(json.loads(done.stdout), done.stderr.splitlines())
     assert any(line.startswith("jsonl: rows are lost until it works again") for line in outcome.said)
     assert outcome.measured["median_step_s"] < 1.5 * quiet.measured["median_step_s"]
     assert outcome.measured["dropped"]["jsonl"] > 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,6 @@ def main(folder: Path, mode: Literal["off", "offline", "online"], seconds: float
     recorder = observer.recorder("drafter", 0)
     timer = recorder.timer("drafter.forward", gpu=True)
     observer.start()
-    print("started", flush=True)
     steps, calls = [], []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -56,6 +56,16 @@ def main(folder: Path, mode: Literal["off", "offline", "online"], seconds: float
         "close_s": time.perf_counter() - closing,
         "dropped": summary.dropped,
     }
+
+
+def child(folder: Path, environment: dict[str, str], mode: Literal["off", "offline", "online"], *limits: float) -> None:
+    """Run `main` under an environment; results go to `out` and what is said on standard error to `err`, in `folder`."""
+    os.environ.clear()
+    os.environ.update(environment)
+    err = os.open(folder / "err", os.O_CREAT | os.O_WRONLY)
+    os.dup2(err, 2)
+    measured = main(folder, mode, *limits)
+    (folder / "out").write_text(json.dumps(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

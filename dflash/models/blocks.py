@@ -163,6 +163,11 @@ def slot_positions(anchors: torch.Tensor, block_size: int) -> torch.Tensor:
     return anchors[..., None] + torch.arange(block_size, device=anchors.device)
 
 
+def scored_slots(states: torch.Tensor) -> torch.Tensor:
+    """`[..., block, H]` -> `[..., block-1, H]`: the slots that predict. Slot 0 holds the anchor's token, which is known."""
+    return states[..., 1:, :]
+
+
 def dense_attention_mask(
     anchors: torch.Tensor,
     keep: torch.Tensor,

@@ -16,7 +16,7 @@ from torch import nn
 from dflash.config import DrafterConfig
 from dflash.errors import UserError
 from dflash.models.attention import Attention, Places, prepare
-from dflash.models.blocks import slot_positions
+from dflash.models.blocks import scored_slots, slot_positions
 from dflash.models.stack import Limits, Stack, StackFunction
 from dflash.models.target import TargetInfo
 
@@ -287,7 +287,7 @@ class Drafter(nn.Module):
         for i, layer in enumerate(self.layers):
             keys_values = layer.self_attn.keys_values(feature, context_rotary)
             x = layer(x, keys_values, rows_rotary, attentions[shape.window(i)])
-        return self.norm(x.view(batch, count, size, -1)[:, :, 1:])
+        return self.norm(scored_slots(x.view(batch, count, size, -1)))
 
     def block_input(self, input_ids: torch.Tensor, anchors: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
         """Embeddings `[batch, anchors*B, H]`: the anchor's token, then the mask token in every other slot."""

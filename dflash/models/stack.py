@@ -16,7 +16,7 @@ import torch
 
 from dflash.models import pieces
 from dflash.models.attention import Attention, Places, prepare
-from dflash.models.blocks import slot_positions
+from dflash.models.blocks import scored_slots, slot_positions
 from dflash.models.split import SplitKernel
 from dflash.models.workspace import Workspace
 
@@ -172,7 +172,7 @@ class _Pass:
             self.saved.append({})
             self._attend(index, weights, x)
             self._feed(index, weights, x)
-        inner = x.view(self.batch * self.count, self.size, -1)[:, 1:]
+        inner = scored_slots(x.view(self.batch * self.count, self.size, -1))
         self.last = self._norm("last", inner, stack.norm)
         return self.last.out.view(self.batch, self.count, self.size - 1, -1)
 
@@ -256,7 +256,7 @@ class _Pass:
         hidden = self.shape.hidden_size
         dfeature = take("dfeature", (self.batch * self.context, hidden), self.dtype).zero_()
         dx = take("dx", (self.rows, hidden), self.dtype).zero_()
-        inner = dx.view(self.batch * self.count, self.size, -1)[:, 1:]
+        inner = scored_slots(dx.view(self.batch * self.count, self.size, -1))
         self._norm_backward(self.last, dhidden.view(-1, hidden), stack.norm, inner)
         for index in reversed(range(len(stack.layers))):
             self._feed_backward(index, stack.layers[index], dx)

@@ -1,0 +1,59 @@
+"""The doctor's page: every check answers, in 80 columns, and one that breaks does not take the others along."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from dflash.cli import run
+from dflash.observe import doctor
+
+
+def test_the_page_fits_80_columns_and_names_every_check(capsys):
+    assert run(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for name, _ in doctor.CHECKS:
+        assert name in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "\033" not in out
+
+
+def test_a_check_that_breaks_is_one_line_and_the_others_go_on(monkeypatch):
+    def broken():
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(doctor, "CHECKS", (("bad", broken), ("Python", doctor.check_python)))
+    bad, good = doctor.examine()
+    assert bad.state == "warning"
+    assert "planted" in bad.text
+    assert good.state == "ok"
+
+
+def test_the_package_of_the_same_name_is_noticed(monkeypatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.0" if name == "dflash" else real(name))
+    state, text = doctor.check_clash()
+    assert state == "warning"
+    assert "0.1.0" in text
+
+
+@pytest.mark.parametrize(("key", "state"), [("x" * 40, "ok"), ("", "absent")])
+def test_wandb_key(monkeypatch, tmp_path, key, state):
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    assert doctor.check_wandb()[0] == state
+
+
+def test_a_folder_that_cannot_be_written_is_broken(monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+    assert doctor.check_disk()[0] == "broken"
+
+
+def test_colours_only_when_asked():
+    findings = [doctor.Finding("a", "ok", "b")]
+    assert "\033[32m" in doctor.page(findings, colour=True)
+    assert "\033" not in doctor.page(findings)

@@ -1,7 +1,7 @@
 """Each silent error of this field, planted: the guard that exists against it must find it.
 
-A drafter with any of these trains well and drafts badly. The guards pass on the sound code (the first test, and the first lines of
-the others); then the fault is planted, and the guard must fail.
+A drafter with any of these trains well and drafts badly. The guards pass on the sound code (the first test, and the first
+lines of the others); then the fault is planted, and the guard must fail.
 """
 
 from __future__ import annotations

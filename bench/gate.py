@@ -20,6 +20,7 @@ from bench.code import read_commit
 from bench.counting import ProcessCounter
 from bench.intervals import contrasts, interval, throughput
 from bench.losses import LossCheck, check_losses
+from bench.measure import PILOT_CYCLES, typical_step
 from bench.plan import MIN_SEGMENT_S, human_time, size
 from bench.progress import Reporter
 from bench.records import (
@@ -240,11 +241,11 @@ def _take_turns(
     by_name = {worker.tree.name: worker for worker in workers}
     washout = max(worker.washout for worker in workers) + 1
     pilots = [
-        worker.turn(SegmentRequest(arms[worker.tree.name], -1, 0, worker.cycle, worker.warmup + worker.washout))
+        worker.turn(SegmentRequest(arms[worker.tree.name], -1, 0, PILOT_CYCLES * worker.cycle, worker.warmup + worker.washout))
         for worker in workers
     ]
     sizing = size(
-        step_s=max(1e-9, sum(pilot.segment.seconds / pilot.segment.steps for pilot in pilots) / 2),
+        step_s=max(1e-9, sum(typical_step(pilot.segment, evidence.cycle) for pilot in pilots) / 2),
         cycle=evidence.cycle,
         segments_per_round=4,
         time_s=max(1.0, time_s),

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from bench import machine
 from bench.intervals import throughput
@@ -15,9 +16,10 @@ from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, siz
 from bench.progress import Reporter
 from bench.records import OFF, Arm, Measurement, Segment
 from bench.sentinel import Sentinel, run_sentinel
-from bench.stopping import Watch
+from bench.stopping import MIN_ROUNDS, Watch
 from bench.subject import SegmentRequest, Subject, SubjectResult, Taken
 
+PILOT_CYCLES = 3
 LEAST_S = 15.0
 """Measuring gets so much time at least, however long building took."""
 OVERTIME = 1.5
@@ -52,14 +54,14 @@ class Conductor:
             self.taken.append(item)
 
     def requests(self) -> Iterator[SegmentRequest]:
-        """The pilot (one cycle of `off`, which sizes the rest), then rounds until it is enough."""
+        """The pilot (some cycles of `off`, which size the rest), then rounds until it is enough."""
         off = self.arms[0]
-        yield SegmentRequest(off, round=-1, order=0, steps=self.subject.cycle, washout=self.subject.washout)
+        yield SegmentRequest(off, round=-1, order=0, steps=PILOT_CYCLES * self.subject.cycle, washout=self.subject.washout)
         pilot = self.pilot
         assert pilot is not None
         started = self.clock()
         sizing = self.sizing = size(
-            step_s=pilot.segment.seconds / pilot.segment.steps,
+            step_s=typical_step(pilot.segment, self.subject.cycle),
             cycle=self.subject.cycle,
             segments_per_round=len(one_round(self.arms)),
             time_s=self.time_s,
@@ -94,9 +96,17 @@ class Conductor:
         return decision.why if decision.stop else ""
 
     def _show(self, sizing: Sizing, number: int, place: int, arm: Arm, elapsed: float) -> None:
-        share = (number * sizing.segments_per_round + place) / (sizing.rounds * sizing.segments_per_round)
-        left = elapsed / share - elapsed if share > 0.02 else sizing.total_s - elapsed
-        self.reporter.advance(f"measuring: round {number + 1} of at most {sizing.rounds}, {arm.name}", share, left)
+        done = (number * sizing.segments_per_round + place) / (MIN_ROUNDS * sizing.segments_per_round)
+        # The time is the limit, unless the least number of rounds takes longer, at the pace so far.
+        needed = elapsed / done - elapsed if done > 0.02 else sizing.min_time_s
+        left = max(self.time_s - elapsed, needed if done < 1.0 else 0.0, 0.0)
+        self.reporter.advance(f"measuring: round {number + 1}, {arm.name}", elapsed / max(elapsed + left, 1e-9), left)
+
+
+def typical_step(segment: Segment, cycle: int) -> float:
+    """Seconds of a step: the median over the passes of the cycle, so that one stall does not size a whole run."""
+    steps = segment.step_seconds
+    return median(sum(steps[first : first + cycle]) / cycle for first in range(0, len(steps), cycle))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from bench.records import Arm, Segment
 
@@ -90,6 +90,9 @@ class Subject(Protocol):
 class Marks(Protocol):
     """How step boundaries are timed."""
 
+    def reserve(self, steps: int) -> None:
+        """Make room for `steps` marks, so that none is made while a segment runs."""
+
     def begin(self) -> None:
         """Everything before is finished: the first mark."""
 
@@ -108,7 +111,6 @@ class HostMarks:
         self._times: list[int] = [0] * 64
 
     def reserve(self, steps: int) -> None:
-        """Room for `steps` marks, so that none is made while a segment runs."""
         if len(self._times) < steps + 1:
             self._times = [0] * (steps + 1)
 
@@ -162,7 +164,7 @@ class Stepper:
         on_segment: OnSegment,
         switch: Callable[[Arm], None],
         injected: Mapping[str, float] | None = None,
-        marks: Any = None,
+        marks: Marks | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         delay: Callable[[int], int] = busy_wait,
         waits_on_host: bool = True,
@@ -174,7 +176,7 @@ class Stepper:
         self._switch = switch
         self._injected = dict(injected or {})
         self._clock_ns = clock_ns
-        self._marks = marks or HostMarks(clock_ns)
+        self._marks: Marks = marks or HostMarks(clock_ns)
         self._delay = delay
         self._waits_on_host = waits_on_host
         self._fence = fence
@@ -224,9 +226,7 @@ class Stepper:
             self.finished = True
             self._share = 0.0
             return
-        reserve = getattr(self._marks, "reserve", None)
-        if reserve is not None:
-            reserve(request.steps)
+        self._marks.reserve(request.steps)
         if len(self._tokens) != request.steps:
             self._tokens = [0] * request.steps
         self._switch(request.arm)

@@ -143,7 +143,6 @@ class TrainerSubject:
         try:
             result = trainer.run()
         except WorkerFailed as failure:
-            sys.stderr.write(failure.failure.text())
             raise failure.failure.error from None
         finally:
             gc.unfreeze()
@@ -238,7 +237,6 @@ class CudaMarks:
         self._events: list[Any] = []
 
     def reserve(self, steps: int) -> None:
-        """Make the events before the segment runs."""
         while len(self._events) < steps + 1:
             self._events.append(self._device.event(timing=True))
 

@@ -79,6 +79,7 @@ def peers(session: nox.Session) -> None:
     install(session, "loguru", "pydantic-settings", "aiohttp", "openai", "accelerate", "psutil")
     session.install("--no-deps", "specforge==0.2.0", "speculators==0.9.0", "hs-connectors")
     session.run("python", "-m", "bench.peers", *session.posargs)
+    session.run("python", "-m", "bench.peers_syncs")
 
 
 @nox.session

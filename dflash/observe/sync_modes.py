@@ -156,7 +156,7 @@ class DispatchCounter(TorchDispatchMode):
         if outputs and not facts.view:
             known = {_address(tensor) for tensor in inputs}
             fresh = sum(_address(tensor) not in known for tensor in outputs)
-        if scope.quiet or not scope.ledger.armed or not (launches or fresh):
+        if scope.quiet or not (scope.ledger.armed and scope.ledger.work) or not (launches or fresh):
             return
         place = ledger.calling_place()
         if launches:

@@ -32,9 +32,8 @@ class Face:
 
     Attributes:
         collectors: parameters of the tests after `off`.
-        checks: expressions of --benchmark-compare-fail, judged in the tests.
+        checks: expressions of --benchmark-compare-fail, judged with each benchmark.
         baseline, baseline_path: the stored figure that a bare --benchmark-compare found.
-        measured: node ids that got as far as having figures.
     """
 
     config: Config
@@ -46,7 +45,6 @@ class Face:
     baseline_path: Path | None = None
     comparing: bool = False
     incomplete_allowed: bool = False
-    measured: set[str] = field(default_factory=set)
     receipt: Receipt | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -201,6 +199,12 @@ def _expected(config: pytest.Config) -> set[str]:
     return {node for entries in _compared(config).values() for node in entries}
 
 
+def unmeasured(config: pytest.Config) -> list[str]:
+    """Node ids of the compared files that have no figures in this session."""
+    plugin: Any = config.pluginmanager.get_plugin("pytest-benchmark")
+    return sorted(_expected(config) - {found.fullname for found in plugin.benchmarks})
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A renamed or deselected test would go unjudged."""
     known = session.config.stash[FACE]
@@ -217,6 +221,25 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     gpu = [item.nodeid for item in items if item.get_closest_marker("gpu")]
     if gpu and os.environ.get(REQUIRE_CUDA) == "1":
         raise pytest.UsageError(f"{REQUIRE_CUDA}=1, but GPU benchmarks are deselected: {', '.join(gpu)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Every benchmark that passed is held against the compared files by the user's own expressions."""
+    result = yield
+    benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
+    known = item.config.stash[FACE]
+    if benchmark is None or benchmark.stats is None or not known.checks:
+        return result
+    for path, entries in _compared(item.config).items():
+        before = entries.get(item.nodeid, {}).get("stats")
+        if before is not None:
+            table = face.failed_checks(known.checks, benchmark.stats, before, str(path))
+            if table:
+                pytest.fail(table, pytrace=False)
+        elif not known.incomplete_allowed:
+            pytest.fail(f"{path} holds nothing to compare this test with; record it anew", pytrace=False)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -238,7 +261,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """The same as test_complete, for when that is not run: a session that left a baseline's test unmeasured is not green."""
     known = session.config.stash[FACE]
-    missing = sorted(_expected(session.config) - known.measured)
+    missing = unmeasured(session.config)
     if missing and not known.incomplete_allowed and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         known.notes.append(f"incomplete: {', '.join(missing)} of the baseline were not measured")
@@ -247,7 +270,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Notes above the table; in the summary because -q leaves out the header."""
     known = config.stash[FACE]
-    lines = [f"{known.config.name} on {known.machine.key}; OPS is tokens per second, times are seconds per token"]
+    lines = [f"{known.config.name} on {known.machine.key}; in test_tokens OPS is tokens per second, times are seconds per token"]
     if known.baseline is not None:
         lines.append(f"baseline {known.baseline_path}: {known.baseline.value:,.0f} tokens/s, {known.baseline.origin}")
     terminalreporter.ensure_newline()
@@ -308,6 +331,12 @@ def known(request: pytest.FixtureRequest) -> Face:
     return request.config.stash[FACE]
 
 
+@pytest.fixture
+def missing(request: pytest.FixtureRequest) -> list[str]:
+    """Tests of the compared files without figures so far."""
+    return unmeasured(request.config)
+
+
 @pytest.fixture(scope="session")
 def receipt(known: Face, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Receipt:
     """The one measurement of the session, or the receipt that was given."""
@@ -336,10 +365,3 @@ def _measure(known: Face, config: pytest.Config, folder: Path) -> Receipt:
             return overhead.run_overhead(options, subject, Reporter(), count=counter)
     except UserError as error:
         pytest.fail(str(error), pytrace=False)
-
-
-@pytest.fixture
-def compared(request: pytest.FixtureRequest) -> list[tuple[str, dict[str, Any] | None]]:
-    """(file, statistics of this test in it or None) for every compared file."""
-    entries = _compared(request.config).items()
-    return [(str(path), found.get(request.node.nodeid, {}).get("stats")) for path, found in entries]

@@ -13,25 +13,16 @@ CLOCK = face.ReplayClock()
 
 
 @pytest.mark.benchmark(timer=CLOCK, group="tokens per second")
-def test_tokens(
-    benchmark: Any,
-    collector: str,
-    receipt: Receipt,
-    known: Any,
-    compared: list[tuple[str, dict[str, Any] | None]],
-    request: pytest.FixtureRequest,
-) -> None:
-    """Replay the arm's segments, then judge: the run itself, the collector's cost, and whatever it is compared with."""
+def test_tokens(benchmark: Any, collector: str, receipt: Receipt, known: Any, request: pytest.FixtureRequest) -> None:
+    """Replay the arm's segments, then judge the run itself, the collector's cost, and the stored baseline."""
     samples = face.samples(receipt, collector)
     if not samples:
         pytest.fail(f"arm {face.arm_of(collector)!r} was not measured: {'; '.join(receipt.reasons)}", pytrace=False)
     remaining = iter(samples)
     benchmark.pedantic(lambda: CLOCK.advance(next(remaining, 0.0)), setup=CLOCK.reset, rounds=len(samples), iterations=1)
     benchmark.extra_info.update(face.extra_info(receipt, collector))
-    known.measured.add(request.node.nodeid)
     _judge_run(receipt)
     _judge_cost(receipt, collector, strict=request.config.option.bench_strict)
-    _judge_compared(benchmark, known, compared)
     _judge_baseline(receipt, known, collector)
 
 
@@ -49,20 +40,6 @@ def _judge_cost(receipt: Receipt, collector: str, *, strict: bool) -> None:
         pytest.fail(text, pytrace=False)
 
 
-def _judge_compared(benchmark: Any, known: Any, compared: list[tuple[str, dict[str, Any] | None]]) -> None:
-    """The user's own expressions, against every compared file."""
-    if benchmark.stats is None:
-        return
-    for path, before in compared:
-        if before is None:
-            if known.checks and not known.incomplete_allowed:
-                pytest.fail(f"{path} holds nothing to compare this test with; record it anew", pytrace=False)
-            continue
-        table = face.failed_checks(known.checks, benchmark.stats, before, path)
-        if table:
-            pytest.fail(table, pytrace=False)
-
-
 def _judge_baseline(receipt: Receipt, known: Any, collector: str) -> None:
     """The stored figure is that of `off`; what is on is judged by its cost, in the same run."""
     if collector != OFF or known.baseline is None or receipt.throughput is None:
@@ -75,14 +52,11 @@ def _judge_baseline(receipt: Receipt, known: Any, collector: str) -> None:
         pytest.xfail(table)
 
 
-def test_complete(receipt: Receipt, known: Any, request: pytest.FixtureRequest) -> None:
+def test_complete(receipt: Receipt, known: Any, missing: list[str]) -> None:
     """Every arm was measured, and every test that the baseline knows."""
     empty = sorted(arm for arm, segments in receipt.arms.items() if not segments)
     assert not empty, f"arms without a segment: {', '.join(empty)}"
     assert receipt.arms, "no arm was measured"
-    plugin: Any = request.config.pluginmanager.get_plugin("pytest-benchmark")
-    expected = {node for entries in (plugin.compared_mapping or {}).values() for node in entries}
-    missing = sorted(expected - known.measured)
     assert not missing or known.incomplete_allowed, f"of the baseline, not measured: {', '.join(missing)}"
 
 

@@ -61,7 +61,7 @@ class Bench:
     def run(self, *arguments: str, receipt: Path | None = None, config: Path = TINY) -> pytest.RunResult:
         given = receipt if receipt is not None else self.path / "receipt.json"
         return self.pytester.runpytest_inprocess(
-            str(ROOT / "bench"),
+            str(ROOT / "bench/test_throughput.py"),
             *QUIET,
             f"--bench-config={config}",
             f"--bench-receipt={given}",
@@ -192,6 +192,20 @@ def test_compare_fail_judges_in_the_tests(bench: Bench, speed: float, code_: int
         result.assert_outcomes(passed=2, failed=4)
         assert "before tok/s" in text(result)
         assert "PerformanceRegression" not in text(result)
+
+
+def test_benchmarks_of_other_files_are_judged_too(bench: Bench) -> None:
+    """The plugin's own judging is switched off, so ours must reach every benchmark under bench/."""
+    other = ["bench/test_hot_path.py::test_one", "bench/test_throughput.py::test_tokens[off]"]
+    saved = bench.saved("before.json")
+    tree = json.loads(saved.read_text())
+    tree["benchmarks"] = [entry | {"fullname": name} for entry, name in zip(tree["benchmarks"], other, strict=False)]
+    saved.write_text(json.dumps(tree))
+    usage_error(
+        bench.run(f"--benchmark-compare={saved}", str(ROOT / "bench/test_throughput.py")), "bench/test_hot_path.py::test_one"
+    )
+    result = bench.run(f"--benchmark-compare={saved}", "--benchmark-compare-fail=mean:5%", "-k", "off", "--allow-incomplete")
+    assert result.ret == 0, text(result)
 
 
 def test_every_repeated_expression_counts(bench: Bench) -> None:
@@ -358,7 +372,9 @@ def test_skipped_gpu_benchmarks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def measure(*arguments: str) -> pytest.RunResult:
-        return bench.pytester.runpytest_inprocess(str(ROOT / "bench"), *QUIET, f"--bench-config={REFERENCE}", "-rs", *arguments)
+        return bench.pytester.runpytest_inprocess(
+            str(ROOT / "bench/test_throughput.py"), *QUIET, f"--bench-config={REFERENCE}", "-rs", *arguments
+        )
 
     skipped = measure()
     assert skipped.ret == 0
@@ -382,7 +398,7 @@ def test_skipped_gpu_benchmarks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
 def test_it_measures_when_no_receipt_is_given(bench: Bench) -> None:
     """The light subject, for real; whatever the verdict on a busy machine, figures are there and the exit code is a test's."""
     result = bench.pytester.runpytest_inprocess(
-        str(ROOT / "bench"),
+        str(ROOT / "bench/test_throughput.py"),
         *QUIET,
         f"--bench-config={TINY}",
         "--bench-subject=spin",

@@ -116,9 +116,9 @@ class FlatAdamW:
             The norm of the scaled gradients before clipping, float32 scalar on the device.
         """
         flat = self.flat
-        norm = torch.linalg.vector_norm(flat.grad, dtype=torch.float32) * grad_scale
         if self._grad is not flat.grad:
             self._grad.copy_(flat.grad)
+        norm = torch.linalg.vector_norm(self._grad) * grad_scale
         # The fused kernel divides the gradients by this: clipping costs no pass of its own.
         divisor = ((norm + 1e-6) / self.clip).clamp_(min=1.0) / grad_scale
         self.steps += 1

@@ -27,7 +27,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Saved:
-    """What the backward of one layer needs. Layout of rows: `[batch*kv_heads, anchors*groups*block, d]`."""
+    """What the backward of one layer needs. Rows of a pair (batch row, key head) stand together: `[pairs, rows, d]`."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -39,7 +39,10 @@ class Saved:
 
 
 class SplitKernel:
-    """Attention of one kind of layer for one batch, forward and backward, over a workspace's buffers."""
+    """Attention of one kind of layer for one batch, forward and backward, over a workspace's buffers.
+
+    Queries come already scaled by 1/sqrt(d).
+    """
 
     def __init__(
         self,
@@ -47,17 +50,25 @@ class SplitKernel:
         limits: tuple[tuple[int, int], ...] | None,
         window: int | None,
         groups: int,
-        head_dim: int,
         dtype: torch.dtype,
         workspace: Workspace,
     ) -> None:
         self.batch, self.count = places.anchors.shape
-        self.size, self.groups, self.head_dim = places.block_size, groups, head_dim
-        self.scale = head_dim**-0.5
+        self.size, self.groups, self.context = places.block_size, groups, places.context
         self.workspace = workspace
         cuts = window is not None and window < places.context + places.block_size
         self.chunks = _chunks(self.count, places.context, limits, cuts)
         self.bias, self.near_bias = _biases(places, window if cuts else None, window is not None, dtype)
+
+    def context_buffer(self, name: str, kv_heads: int, d: int, dtype: torch.dtype) -> torch.Tensor:
+        """Room for the context's keys or values `[batch, kv_heads, block + context, d]`: fill it from `block` on.
+
+        The empty columns in front stand where a row's own block has its logits, so that one product over whole rows serves
+        both; what it gives there is not used.
+        """
+        buffer = self.workspace.take(name, (self.batch, kv_heads, self.size + self.context, d), dtype)
+        buffer[:, :, : self.size].zero_()
+        return buffer
 
     def forward(
         self,
@@ -68,113 +79,92 @@ class SplitKernel:
         context_key: torch.Tensor,
         context_value: torch.Tensor,
     ) -> tuple[torch.Tensor, Saved]:
-        """Attended values, and what backward needs.
+        """Attended values, and what backward needs. Everything contiguous.
 
         Args:
-            query: `[batch, kv_heads, anchors, groups*block, d]`; key, value: `[batch, kv_heads, anchors, block, d]`; contiguous.
-            context_key, context_value: `[batch, kv_heads, context, d]`, any strides but the last.
+            query: `[batch, kv_heads, anchors, groups*block, d]`; key, value: `[batch, kv_heads, anchors, block, d]`.
+            context_key, context_value: as `context_buffer` gives them.
         """
-        take, d = self.workspace.take, self.head_dim
-        kv_heads = key.shape[1]
-        pairs, rows = self.batch * kv_heads, self.groups * self.size
-        dtype = query.dtype
-        out = take("attended", query.shape, dtype)
+        take, dtype, d = self.workspace.take, query.dtype, query.shape[-1]
+        pairs, rows = self.batch * key.shape[1], self.groups * self.size
+        by_block, key, value = query.view(-1, rows, d), key.view(-1, self.size, d), value.view(-1, self.size, d)
+        query, far_key, far_value = (states.view(pairs, -1, d) for states in (query, context_key, context_value))
         near = take("near", (pairs * self.count, rows, self.size), dtype)
-        blocks = query.view(-1, rows, d)
-        torch.baddbmm(near, blocks, key.view(-1, self.size, d).transpose(1, 2), beta=0, alpha=self.scale, out=near)
+        torch.bmm(by_block, key.transpose(1, 2), out=near)
         if self.near_bias is not None:
             near.view(-1, self.groups, self.size, self.size).add_(self.near_bias)
-        near = near.view(pairs, self.count, rows, self.size)
-        flat_query = query.view(pairs, self.count * rows, d)
+        near_weights = take(f"near_weights{layer}", near.shape, dtype)
         weights = []
         for index, chunk in enumerate(self.chunks):
             logits = self._take("logits", pairs, chunk, dtype)
-            for pair in range(pairs):
-                far = logits[pair, :, : chunk.reach]
-                keys = context_key[pair // kv_heads, pair % kv_heads, : chunk.reach]
-                torch.addmm(far, self._rows(flat_query, pair, chunk), keys.t(), beta=0, alpha=self.scale, out=far)
-            self._mask(logits, chunk, kv_heads)
-            self._near_part(logits, chunk).copy_(near[:, chunk.first : chunk.last])
-            probabilities = self._take(f"weights{layer}.{index}", pairs, chunk, dtype)
-            weights.append(torch.softmax(logits, dim=-1, out=probabilities))
-        near_weights = take(f"near_weights{layer}", near.shape, dtype)
+            torch.bmm(query[:, self._rows(chunk)], far_key[:, : logits.shape[2]].transpose(1, 2), out=logits)
+            self._mask(logits, chunk)
+            self._own(logits).copy_(self._blocks(near, chunk))
+            part = torch.softmax(logits, dim=-1, out=self._take(f"weights{layer}.{index}", pairs, chunk, dtype))
+            self._blocks(near_weights, chunk).copy_(self._own(part))
+            weights.append(part)
+        attended = take("attended", by_block.shape, dtype)
+        torch.bmm(near_weights, value, out=attended)
+        out = attended.view(pairs, -1, d)
         for chunk, part in zip(self.chunks, weights, strict=True):
-            near_weights[:, chunk.first : chunk.last].copy_(self._near_part(part, chunk))
-        torch.bmm(near_weights.view(-1, rows, self.size), value.view(-1, self.size, d), out=out.view(-1, rows, d))
-        flat_out = out.view(pairs, self.count * rows, d)
-        for chunk, part in zip(self.chunks, weights, strict=True):
-            for pair in range(pairs):
-                values = context_value[pair // kv_heads, pair % kv_heads, : chunk.reach]
-                self._rows(flat_out, pair, chunk).addmm_(part[pair, :, : chunk.reach], values)
-        return out, Saved(query, key, value, context_key, context_value, weights, near_weights)
+            out[:, self._rows(chunk)].baddbmm_(part, far_value[:, : part.shape[2]])
+        return out, Saved(query, key, value, far_key, far_value, weights, near_weights)
 
-    def backward(
-        self,
-        saved: Saved,
-        dout: torch.Tensor,
-        dcontext_key: torch.Tensor,
-        dcontext_value: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gradients of query, key and value; those of the context are added into the two given buffers.
+    def backward(self, saved: Saved, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Gradients of query, key, value, context_key and context_value, from `dout` laid out like `query`.
 
-        `dout` is laid out like `query`; `dcontext_key` and `dcontext_value` like the context's keys and values.
+        Those of query, key and value are laid out like them; those of the context `[batch, kv_heads, context, d]`, strided.
         """
-        take, d = self.workspace.take, self.head_dim
-        kv_heads = saved.key.shape[1]
-        pairs, rows = self.batch * kv_heads, self.groups * self.size
-        dtype = dout.dtype
-        blocks = dout.view(-1, rows, d)
-        near = take("near", (pairs * self.count, rows, self.size), dtype)
-        torch.bmm(blocks, saved.value.view(-1, self.size, d).transpose(1, 2), out=near)
-        near = near.view(pairs, self.count, rows, self.size)
+        take, dtype, d = self.workspace.take, dout.dtype, dout.shape[-1]
+        pairs, rows = saved.query.shape[0], self.groups * self.size
+        by_block, dout = dout.view(-1, rows, d), dout.view(pairs, -1, d)
+        near = take("near", saved.near.shape, dtype)
+        torch.bmm(by_block, saved.value.transpose(1, 2), out=near)
+        dvalue, dkey = take("dvalue", saved.value.shape, dtype), take("dkey", saved.key.shape, dtype)
+        torch.bmm(saved.near.transpose(1, 2), by_block, out=dvalue)
         dquery = take("dquery", saved.query.shape, dtype)
-        dkey, dvalue = take("dkey", saved.key.shape, dtype), take("dvalue", saved.value.shape, dtype)
-        near_weights = saved.near.view(-1, rows, self.size)
-        torch.bmm(near_weights.transpose(1, 2), blocks, out=dvalue.view(-1, self.size, d))
-        flat_dout = dout.view(pairs, self.count * rows, d)
-        flat_query = saved.query.view(pairs, self.count * rows, d)
-        flat_dquery = dquery.view(pairs, self.count * rows, d)
+        # Channels first: the weights are then read along their rows.
+        channels_first = (pairs, d, self.size + self.context)
+        dfar_key, dfar_value = (take(name, channels_first, dtype).zero_() for name in ("dfar_key", "dfar_value"))
         for chunk, weights in zip(self.chunks, saved.weights, strict=True):
+            part, columns = self._rows(chunk), weights.shape[2]
             dweights = self._take("logits", pairs, chunk, dtype)
-            for pair in range(pairs):
-                row, head = divmod(pair, kv_heads)
-                upstream = self._rows(flat_dout, pair, chunk)
-                values = saved.context_value[row, head, : chunk.reach]
-                torch.mm(upstream, values.t(), out=dweights[pair, :, : chunk.reach])
-                dcontext_value[row, head, : chunk.reach].addmm_(weights[pair, :, : chunk.reach].t(), upstream)
-            self._near_part(dweights, chunk).copy_(near[:, chunk.first : chunk.last])
+            torch.bmm(dout[:, part], saved.context_value[:, :columns].transpose(1, 2), out=dweights)
+            dfar_value[..., :columns].baddbmm_(dout[:, part].transpose(1, 2), weights)
+            self._own(dweights).copy_(self._blocks(near, chunk))
             dlogits = self._take("dlogits", pairs, chunk, dtype)
             torch.ops.aten._softmax_backward_data.out(dweights, weights, -1, dtype, grad_input=dlogits)
-            near[:, chunk.first : chunk.last].copy_(self._near_part(dlogits, chunk))
-            for pair in range(pairs):
-                row, head = divmod(pair, kv_heads)
-                far = dlogits[pair, :, : chunk.reach]
-                target = self._rows(flat_dquery, pair, chunk)
-                keys = saved.context_key[row, head, : chunk.reach]
-                torch.addmm(target, far, keys, beta=0, alpha=self.scale, out=target)
-                dcontext_key[row, head, : chunk.reach].addmm_(far.t(), self._rows(flat_query, pair, chunk), alpha=self.scale)
-        dnear = near.view(-1, rows, self.size)
-        dquery.view(-1, rows, d).baddbmm_(dnear, saved.key.view(-1, self.size, d), alpha=self.scale)
-        keys_grad = dkey.view(-1, self.size, d)
-        torch.baddbmm(keys_grad, dnear.transpose(1, 2), saved.query.view(-1, rows, d), beta=0, alpha=self.scale, out=keys_grad)
-        return dquery, dkey, dvalue
+            self._blocks(near, chunk).copy_(self._own(dlogits))
+            torch.bmm(dlogits, saved.context_key[:, :columns], out=dquery[:, part])
+            dfar_key[..., :columns].baddbmm_(saved.query[:, part].transpose(1, 2), dlogits)
+        dquery.view(-1, rows, d).baddbmm_(near, saved.key)
+        torch.bmm(near.transpose(1, 2), saved.query.view(-1, rows, d), out=dkey)
+        far = (gradient.view(self.batch, -1, *channels_first[1:]) for gradient in (dfar_key, dfar_value))
+        return dquery, dkey, dvalue, *(gradient[..., self.size :].transpose(2, 3) for gradient in far)
 
     def _take(self, name: str, pairs: int, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
         rows = (chunk.last - chunk.first) * self.groups * self.size
-        return self.workspace.take(name, (pairs, rows, chunk.reach + self.size), dtype)
+        return self.workspace.take(name, (pairs, rows, self.size + chunk.reach), dtype)
 
-    def _rows(self, flat: torch.Tensor, pair: int, chunk: Chunk) -> torch.Tensor:
+    def _rows(self, chunk: Chunk) -> slice:
         per_block = self.groups * self.size
-        return flat[pair, chunk.first * per_block : chunk.last * per_block]
+        return slice(chunk.first * per_block, chunk.last * per_block)
 
-    def _near_part(self, logits: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        count = chunk.last - chunk.first
-        return logits.view(logits.shape[0], count, self.groups * self.size, -1)[..., chunk.reach :]
+    def _own(self, logits: torch.Tensor) -> torch.Tensor:
+        """The columns of each row's own block: `[pairs, blocks of the chunk, groups*block, block]`."""
+        return logits.view(logits.shape[0], -1, self.groups * self.size, logits.shape[2])[..., : self.size]
 
-    def _mask(self, logits: torch.Tensor, chunk: Chunk, kv_heads: int) -> None:
+    def _blocks(self, near: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        """The part of a chunk in what is computed for all own blocks at once, shaped like `_own`."""
+        return near.view(-1, self.count, self.groups * self.size, self.size)[:, chunk.first : chunk.last]
+
+    def _mask(self, logits: torch.Tensor, chunk: Chunk) -> None:
+        if chunk.sure == chunk.reach:
+            return
         count = chunk.last - chunk.first
-        view = logits.view(self.batch, kv_heads, count, self.groups, self.size, -1)[..., chunk.sure : chunk.reach]
-        view.add_(self.bias[:, None, chunk.first : chunk.last, None, :, chunk.sure : chunk.reach])
+        rows = logits.view(self.batch, -1, count, self.groups, self.size, logits.shape[2])
+        hidden = self.bias[:, None, chunk.first : chunk.last, None, :, chunk.sure : chunk.reach]
+        rows[..., self.size + chunk.sure :].add_(hidden)
 
 
 def _chunks(count: int, context: int, limits: tuple[tuple[int, int], ...] | None, cuts: bool) -> tuple[Chunk, ...]:

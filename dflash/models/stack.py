@@ -58,8 +58,14 @@ class LayerWeights:
 class Island:
     """Any attention of `attention.py`, differentiated by autograd inside the written-out pass."""
 
-    def __init__(self, attention: Attention) -> None:
-        self.attention = attention
+    def __init__(self, attention: Attention, places: Places, workspace: Workspace) -> None:
+        self.attention, self.workspace = attention, workspace
+        self.shape = (places.anchors.shape[0], places.context)
+
+    def context_buffer(self, name: str, kv_heads: int, d: int, dtype: torch.dtype) -> torch.Tensor:
+        """Room for the context's keys or values `[batch, kv_heads, context, d]`."""
+        batch, context = self.shape
+        return self.workspace.take(name, (batch, kv_heads, context, d), dtype)
 
     def forward(self, layer: int, *states: torch.Tensor) -> tuple[torch.Tensor, Any]:
         query, key, value, context_key, context_value = (state.detach().requires_grad_() for state in states)
@@ -67,19 +73,16 @@ class Island:
         size = key.shape[3]
         groups = rows // size
         with torch.enable_grad():
-            heads = query.view(batch, kv_heads, count, groups, size, d).transpose(2, 3).reshape(batch, -1, count * size, d)
+            heads = query * d**0.5  # they come scaled, and these attentions scale by themselves
+            heads = heads.view(batch, kv_heads, count, groups, size, d).transpose(2, 3).reshape(batch, -1, count * size, d)
             out = self.attention(heads, key.flatten(2, 3), value.flatten(2, 3), context_key, context_value)
             out = out.view(batch, kv_heads, groups, count, size, d).transpose(2, 3).reshape(query.shape)
         return out.detach(), (out, (query, key, value, context_key, context_value))
 
-    def backward(
-        self, saved: Any, dout: torch.Tensor, dcontext_key: torch.Tensor, dcontext_value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def backward(self, saved: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
         out, leaves = saved
-        dquery, dkey, dvalue, far_key, far_value = torch.autograd.grad(out, leaves, dout)
-        dcontext_key.add_(far_key)
-        dcontext_value.add_(far_value)
-        return dquery.contiguous(), dkey.contiguous(), dvalue.contiguous()
+        gradients = torch.autograd.grad(out, leaves, dout)
+        return tuple(gradient.contiguous() for gradient in gradients)
 
 
 class Stack:
@@ -148,8 +151,9 @@ class _Pass:
         stack.rotary.grow(self.context + self.size, features.device, self.dtype)
         cos, sin = stack.rotary.cos, stack.rotary.sin
         positions = slot_positions(places.anchors, self.size)
-        # [batch, anchors, block, 1, 1, d] and [1, context, 1, d]
+        # [batch, anchors, block, 1, 1, d] and [1, context, 1, d]; queries are scaled as they are turned.
         self.slot_tables = (cos[positions][:, :, :, None, None], sin[positions][:, :, :, None, None])
+        self.query_tables = (self.slot_tables[0] * self.d**-0.5, self.slot_tables[1] * self.d**-0.5)
         self.context_tables = (cos[: self.context][None, :, None], sin[: self.context][None, :, None])
         self.saved: list[dict[str, Any]] = []
 
@@ -158,8 +162,8 @@ class _Pass:
         if kind == "auto":
             kind = "flex" if places.anchors.is_cuda else "split"
         if kind == "split":
-            return SplitKernel(places, limits, window, self.groups, self.d, self.dtype, self.stack.workspace)
-        return Island(prepare(kind, places, window, self.dtype))
+            return SplitKernel(places, limits, window, self.groups, self.dtype, self.stack.workspace)
+        return Island(prepare(kind, places, window, self.dtype), places, self.stack.workspace)
 
     # ---- forward
 
@@ -195,17 +199,19 @@ class _Pass:
         return _Normed(hat, inverse, hat)
 
     def _context_keys(self, index: int, weights: LayerWeights) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys `[batch, kv_heads, context, d]`, and values of that shape as a view of the projection."""
+        """Keys and values in the buffers of the layer's kernel."""
         batch, context, kv_heads, d = self.batch, self.context, self.kv_heads, self.d
-        both = self.take(f"context_kv{index}", (batch * context, 2 * kv_heads * d), self.dtype)
+        both = self.take("context_kv", (batch * context, 2 * kv_heads * d), self.dtype)
         weights.kv.product(self.feature.out, both)
         split = both.view(batch * context, 2, kv_heads, d)
         normed = self._head_norm(f"context_key{index}", split[:, 0])
-        keys = self.take(f"context_keys{index}", (batch, kv_heads, context, d), self.dtype)
-        tables = pieces.weighted_tables(self.context_tables, weights.k_norm.value)
-        pieces.rotate_into(normed.hat.view(batch, context, kv_heads, d), tables, keys.transpose(1, 2))
         self.saved[index]["context"] = normed
-        return keys, split[:, 1].view(batch, context, kv_heads, d).transpose(1, 2)
+        room = self.kernels[self.shape.window(index)].context_buffer
+        keys, values = (room(f"context_{name}{index}", kv_heads, d, self.dtype) for name in ("keys", "values"))
+        tables = pieces.weighted_tables(self.context_tables, weights.k_norm.value)
+        pieces.rotate_into(normed.hat.view(batch, context, kv_heads, d), tables, keys[:, :, -context:].transpose(1, 2))
+        values[:, :, -context:].transpose(1, 2).copy_(split[:, 1].view(batch, context, kv_heads, d))
+        return keys, values
 
     def _attend(self, index: int, weights: LayerWeights, x: torch.Tensor) -> None:
         take, saved, rows, d = self.take, self.saved[index], self.rows, self.d
@@ -218,11 +224,13 @@ class _Pass:
         query = take(f"query{index}", (batch, kv_heads, count, groups * size, d), self.dtype)
         key = take(f"key{index}", (batch, kv_heads, count, size, d), self.dtype)
         value = take(f"value{index}", (batch, kv_heads, count, size, d), self.dtype)
-        parts = (("q", qkv[:, : self.heads], weights.q_norm, query), ("k", qkv[:, self.heads : -kv_heads], weights.k_norm, key))
-        for name, part, weight, out in parts:
+        parts = (
+            ("q", qkv[:, : self.heads], weights.q_norm, self.query_tables, query),
+            ("k", qkv[:, self.heads : -kv_heads], weights.k_norm, self.slot_tables, key),
+        )
+        for name, part, weight, plain, out in parts:
             head = saved[name] = self._head_norm(f"{name}{index}", part)
-            tables = pieces.weighted_tables(self.slot_tables, weight.value)
-            pieces.rotate_into(head.hat.view(by_row), tables, self._rows_first(out))
+            pieces.rotate_into(head.hat.view(by_row), pieces.weighted_tables(plain, weight.value), self._rows_first(out))
         self._rows_first(value).copy_(qkv[:, -kv_heads:].view(by_row))
         kernel = self.kernels[self.shape.window(index)]
         out, saved["attention"] = kernel.forward(index, query, key, value, context_key, context_value)
@@ -293,23 +301,23 @@ class _Pass:
         weights.out.add_grad(dx, saved["attended"])
         dout = take("dout", (batch, kv_heads, self.count, self.groups * self.size, d), self.dtype)
         self._rows_first(dout).copy_(dattended.view(by_row))
-        dcontext_key = take("dcontext_key", (batch, kv_heads, context, d), self.dtype).zero_()
-        dboth = take("dcontext_kv", (batch * context, 2 * kv_heads * d), self.dtype)
-        dsplit = dboth.view(batch * context, 2, kv_heads, d)
-        dcontext_value = dsplit[:, 1].zero_().view(batch, context, kv_heads, d).transpose(1, 2)
         kernel = self.kernels[self.shape.window(index)]
-        dquery, dkey, dvalue = kernel.backward(saved["attention"], dout, dcontext_key, dcontext_value)
+        dquery, dkey, dvalue, dfar_key, dfar_value = kernel.backward(saved["attention"], dout)
         dqkv = take("dqkv", (rows, self.heads + 2 * kv_heads, d), self.dtype)
-        tables = self.slot_tables
-        self._head_norm_backward(saved["q"], self._rows_first(dquery), tables, weights.q_norm, dqkv[:, : self.heads])
-        self._head_norm_backward(saved["k"], self._rows_first(dkey), tables, weights.k_norm, dqkv[:, self.heads : -kv_heads])
+        for name, dy, weight, tables, part in (
+            ("q", dquery, weights.q_norm, self.query_tables, dqkv[:, : self.heads]),
+            ("k", dkey, weights.k_norm, self.slot_tables, dqkv[:, self.heads : -kv_heads]),
+        ):
+            self._head_norm_backward(saved[name], self._rows_first(dy), tables, weight, part)
         dqkv[:, -kv_heads:].view(by_row).copy_(self._rows_first(dvalue))
         flat = dqkv.view(rows, -1)
         weights.qkv.add_grad(flat, saved["norm1"].out)
         dy = torch.mm(flat, weights.qkv.value, out=take("dnormed", dx.shape, self.dtype))
         self._norm_backward(saved["norm1"], dy, weights.norm1, dx)
-        turned = dcontext_key.transpose(1, 2)
-        self._head_norm_backward(saved["context"], turned, self.context_tables, weights.k_norm, dsplit[:, 0])
+        dboth = take("dcontext_kv", (batch * context, 2 * kv_heads * d), self.dtype)
+        dsplit = dboth.view(batch * context, 2, kv_heads, d)
+        self._head_norm_backward(saved["context"], dfar_key.transpose(1, 2), self.context_tables, weights.k_norm, dsplit[:, 0])
+        dsplit[:, 1].view(batch, context, kv_heads, d).copy_(dfar_value.transpose(1, 2))
         weights.kv.add_grad(dboth, self.feature.out)
         dfeature.addmm_(dboth, weights.kv.value)
 

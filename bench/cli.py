@@ -234,6 +234,8 @@ def run_selfcheck(arguments: argparse.Namespace) -> int:
             raise UserError(f"--subjects {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")
     return selfcheck.run_selfcheck(
         load_config(arguments.config, arguments.set),
+        config_path=arguments.config,
+        settings=tuple(arguments.set),
         minutes=arguments.minutes,
         subjects=arguments.subjects,
         gate_minutes=arguments.gate_minutes,

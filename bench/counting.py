@@ -55,7 +55,7 @@ class ProcessCounter:
 
     Args:
         config: `Config.model_dump(mode="json")` of what is trained.
-        plant: name of a planted collector, or empty.
+        plants: names of planted collectors.
         root: the tree whose code is counted; its `bench` and `dflash` are the ones imported.
         all_collectors: the arm `all` means all that the tree has, whatever the arm says.
     """
@@ -64,18 +64,18 @@ class ProcessCounter:
         self,
         config: Mapping[str, Any],
         *,
-        plant: str = "",
+        plants: Sequence[str] = (),
         root: Path = ROOT,
         python: str = sys.executable,
         all_collectors: bool = False,
     ) -> None:
-        self._config, self._plant, self._root, self._python = config, plant, root, python
+        self._config, self._plants, self._root, self._python = config, plants, root, python
         self._all_collectors = all_collectors
 
     def start(self, arms: Sequence[Arm]) -> ProcessPending:
         request = {
             "config": dict(self._config),
-            "plant": self._plant,
+            "plants": list(self._plants),
             "arms": {arm.name: sorted(arm.collectors) for arm in counted_arms(arms)},
             "all_collectors": self._all_collectors,
         }

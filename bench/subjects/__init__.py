@@ -36,5 +36,5 @@ def make_subject(
         from bench.subjects.trainer import TrainerSubject
 
         subject = TrainerSubject(config, injected=injected, plant=plant, time_stages=time_stages)
-        return subject, ProcessCounter(subject.config.model_dump(mode="json"), plant=plant)
+        return subject, ProcessCounter(subject.config.model_dump(mode="json"), plants=[plant] if plant else [])
     raise UserError(f"--subject {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")

@@ -304,11 +304,10 @@ def answer(request: Mapping[str, Any]) -> dict[str, ExactCounts]:
     """Count for `bench.counting`.
 
     Args:
-        request: `config` (a dumped `Config`), `plant` (a name or ""), `arms` {name: collectors that are on}.
+        request: `config` (a dumped `Config`), `plants` (names), `arms` {name: collectors that are on}.
     """
     config = Config.model_validate(request["config"])
-    plants = [request["plant"]] if request["plant"] else []
-    return exact_counts(count_arms(config, request["arms"], plants=plants, cycle=request.get("cycle", CYCLE)))
+    return exact_counts(count_arms(config, request["arms"], plants=request["plants"], cycle=request.get("cycle", CYCLE)))
 
 
 _COARSE = {

@@ -10,9 +10,10 @@ import pytest
 
 from bench import rivals, selfcheck
 from bench.gate import HEAD, Evidence, Launch, pairs
+from bench.plant_check import PlantFound, judge_plant, time_plant
 from bench.progress import Reporter
-from bench.records import ExitCode, Verdict
-from bench.selfcheck import INJECTED, PlantFound, Report, Row, add, exit_code, run_selfcheck, share, to_json, to_markdown, to_text
+from bench.records import ExactCounts, ExitCode, Verdict
+from bench.selfcheck import INJECTED, Report, Row, add, exit_code, run_selfcheck, share, to_json, to_markdown, to_text
 from dflash.config import Config
 from tests.bench.make import segment
 
@@ -106,6 +107,27 @@ def test_the_tables_name_subject_question_answer_and_bounds() -> None:
     assert json.loads(to_json(report))["schema"] == "dflash-bench/selfcheck/1"
 
 
+@pytest.mark.parametrize(
+    ("on", "found", "how"),
+    [
+        (ExactCounts("x", 4, True, 4, 100, 8, None), True, "+4 syncs"),
+        (ExactCounts("x", 4, True, 0, 104, 12, None), True, "+4 operations, +4 copies"),
+        (ExactCounts("x", 4, True, 0, 100, 8, None), False, "nothing changed"),
+        (ExactCounts("x", 4, True, 0, 96, 8, None), False, "-4 operations"),
+    ],
+)
+def test_a_planted_fault_is_found_by_what_it_adds(on: ExactCounts, found: bool, how: str) -> None:
+    assert judge_plant("x", ExactCounts("off", 4, True, 0, 100, 8, None), on) == PlantFound("x", found, how)
+
+
+@pytest.mark.fault
+def test_a_timing_run_that_dies_is_a_fault_that_was_missed() -> None:
+    found = time_plant("busy_loop", "no/such/config.toml", [])
+    assert not found.found
+    assert "no receipt (exit code 2)" in found.how
+    assert "no/such/config.toml" in found.how
+
+
 def test_time_goes_to_each_kind_of_gate_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,7 +143,14 @@ def test_time_goes_to_each_kind_of_gate_in_turn(
     monkeypatch.setattr(selfcheck, "check_plants", lambda *arguments: [PlantFound("item", True, "+4 syncs")])
     out = tmp_path / "out"
     code = run_selfcheck(
-        Config(), minutes=8, subjects=("spin",), gate_minutes=0.5, out=str(out), reporter=Reporter(quiet=True), seed=0
+        Config(),
+        config_path="x.toml",
+        minutes=8,
+        subjects=("spin",),
+        gate_minutes=0.5,
+        out=str(out),
+        reporter=Reporter(quiet=True),
+        seed=0,
     )
     assert code == ExitCode.WITHIN
     assert len(asked) >= 8

@@ -90,7 +90,7 @@ def test_a_bfloat16_step_with_two_drafters_has_no_sync(folder: Path) -> None:
 
 def test_answer_speaks_the_harness_words(folder: Path) -> None:
     config = harness_config(small_config(folder)).model_dump(mode="json")
-    counts = answer({"config": config, "plant": "item", "arms": {OFF: [], "only:item": ["item"]}, "cycle": 2})
+    counts = answer({"config": config, "plants": ["item"], "arms": {OFF: [], "only:item": ["item"]}, "cycle": 2})
     assert (counts[OFF].syncs, counts["only:item"].syncs) == (0, 2)
     (place,) = [place for place in counts["only:item"].places if place.kind == "sync"]
     assert place.where.startswith("bench/planted.py:")

@@ -1,0 +1,88 @@
+"""Planted bad collectors: is each one found, and by what? Those that counters can see, by counting; the others by their time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.analysis import COUNT_KINDS
+from bench.counting import ProcessCounter
+from bench.progress import Reporter
+from bench.records import OFF, ONLY, Arm, ExactCounts, Receipt, Verdict
+from bench.report import words
+from dflash.config import Config
+
+PLANT_MINUTES = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PlantFound:
+    """One planted fault: whether it was found, and by what."""
+
+    name: str
+    found: bool
+    how: str
+
+
+def check_plants(config: Config, config_path: str, settings: Sequence[str], end: float, reporter: Reporter) -> list[PlantFound]:
+    """Every planted fault: those that counters can see by the exact counts, the others by their time, as long as it lasts."""
+    from bench.planted import COUNTED, PLANTED
+
+    reporter.say(f"selfcheck: counting {len(COUNTED)} planted faults")
+    found = count_plants(config, COUNTED)
+    longest = 0.0
+    for name in PLANTED:
+        began = time.monotonic()
+        if name in COUNTED or began + longest > end:
+            continue
+        reporter.say(f"selfcheck: timing planted fault {name}")
+        found.append(time_plant(name, config_path, settings))
+        longest = max(longest, time.monotonic() - began)
+    return found
+
+
+def count_plants(config: Config, names: Sequence[str]) -> list[PlantFound]:
+    """Whether the exact counts of the arm with each fault differ from those of `off`; one process counts them all."""
+    from bench.subjects.trainer import harness_config
+
+    prepared = harness_config(config).model_dump(mode="json")
+    arms = [Arm(OFF), *(Arm(ONLY + name, frozenset({name})) for name in names)]
+    pending = ProcessCounter(prepared, plants=names).start(arms)
+    try:
+        counts, faults = pending.result()
+    finally:
+        pending.close()
+    if faults:
+        return [PlantFound(name, False, faults[0]) for name in names]
+    return [judge_plant(name, counts[OFF], counts[ONLY + name]) for name in names]
+
+
+def judge_plant(name: str, off: ExactCounts, on: ExactCounts) -> PlantFound:
+    """Pure: what the fault added."""
+    added = {kind: (getattr(on, kind) or 0) - (getattr(off, kind) or 0) for kind in COUNT_KINDS}
+    text = ", ".join(f"{more:+d} {kind}" for kind, more in added.items() if more)
+    return PlantFound(name, any(more > 0 for more in added.values()), text or "nothing changed")
+
+
+def time_plant(name: str, config_path: str, settings: Sequence[str]) -> PlantFound:
+    """Whether `overhead` calls a fault that costs only time slower; a run of its own."""
+    with tempfile.TemporaryDirectory(prefix="dflash-plant-") as folder:
+        command = [sys.executable, "-m", "bench", "overhead", "--config", config_path, "--out", folder]
+        command += [word for setting in settings for word in ("--set", setting)]
+        command += ["--quick", "--minutes", str(PLANT_MINUTES), "--plant", name, "--only", name]
+        done = subprocess.run(command, capture_output=True, text=True)
+        path = Path(folder) / "receipt.json"
+        if not path.exists():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return PlantFound(name, False, f"no receipt (exit code {done.returncode}): {last}")
+        receipt = Receipt.read(path)
+    cost = receipt.collectors[0]
+    if cost.isolated is None:
+        return PlantFound(name, False, "not measured")
+    slower = cost.verdict in (Verdict.OVER, Verdict.SLOWER)
+    return PlantFound(name, slower, f"{cost.verdict.value}: {words.interval(cost.isolated)} %")

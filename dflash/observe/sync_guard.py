@@ -154,7 +154,8 @@ def _any_cuda() -> bool:
 class GuardScopes:
     """`dflash train --sync-guard`: `log` tells each place once, `disallow` raises `SyncNotAllowed` in the worker.
 
-    A worker is watched from its second step on: the first warms caches up, and may wait.
+    A worker with a device is watched from its second step on: the first warms caches up, and may wait. The prefetcher and the
+    monitor are watched from the start.
     """
 
     def __init__(self, mode: Literal["log", "disallow"], warmup_steps: int = 1) -> None:
@@ -166,7 +167,8 @@ class GuardScopes:
 
     def enter(self, role: str, device: Device | None = None) -> AbstractContextManager[Scope]:
         cuda = device.is_cuda if device is not None else _any_cuda()
-        return watched(_Warming(role, device is not None, self.ledger, self._warmup), device, cuda=cuda)
+        warmup = self._warmup if device is not None else _NONE
+        return watched(_Warming(role, device is not None, self.ledger, warmup), device, cuda=cuda)
 
     def _on_sync(self, key: Key) -> None:
         if self.mode == "disallow":
@@ -188,6 +190,9 @@ class GuardScopes:
         for (key, reason), n in self.ledger.declared.copy().items():
             declared[key.role, reason] = declared.get((key.role, reason), 0) + n
         return lines + [f"{role}: {n} declared: {reason}" for (role, reason), n in declared.items()]
+
+
+_NONE = -1
 
 
 class _Warming(Scope):

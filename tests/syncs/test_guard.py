@@ -41,6 +41,12 @@ def test_disallow_raises_after_the_first_step() -> None:
     steps(GuardScopes("disallow"), count=1)
 
 
+def test_the_monitor_is_watched_from_the_start() -> None:
+    value = torch.ones(())
+    with pytest.raises(SyncNotAllowed, match="monitor waits"), GuardScopes("disallow").enter("monitor"):
+        value.item()
+
+
 def test_declared_syncs_pass() -> None:
     scopes = GuardScopes("disallow")
     with scopes.enter("drafter/0", Device("cpu")):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bench.planted import COUNTED, PLANTED, make_plant
+from bench.planted import BUSY_SHARE, COUNTED, HELD_SHARE, PLANTED, make_plant
 from bench.syncs import ways
 from bench.syncs.document import page
 from bench.syncs.rig import try_fault
 from bench.syncs.way import Way
+from dflash.device import Device
 from dflash.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "syncs.md"
@@ -57,3 +60,19 @@ def test_a_plant_that_is_off_does_nothing() -> None:
     plant.switch(True)
     with pytest.raises(RuntimeError):
         plant.after_backward(loss)
+
+
+@pytest.mark.parametrize(("name", "share"), [("busy_loop", BUSY_SHARE), ("held_gil", HELD_SHARE)])
+def test_plants_that_cost_only_time_take_their_share_of_a_tick(name: str, share: float) -> None:
+    plant = make_plant(name)
+    trainer = SimpleNamespace(
+        replicas=[SimpleNamespace(device=Device("cpu"))],
+        observer=SimpleNamespace(add=lambda build: None),
+        config=SimpleNamespace(observe=SimpleNamespace(tick_s=0.2)),
+    )
+    plant.install(trainer)  # type: ignore[arg-type]
+    plant.switch(True)
+    plant.after_backward(torch.ones(()))
+    started = time.perf_counter()
+    plant.mischief()
+    assert time.perf_counter() - started > 0.3 * share * 0.2

@@ -60,14 +60,11 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool) -> torch.Tensor:
-    """Uninitialised host memory, pinned where there is CUDA to pin it for; without CUDA it is only marked so."""
-    if _has_cuda():
-        return torch.empty(shape, dtype=dtype, pin_memory=pin)
-    return mark_host(torch.empty(shape, dtype=dtype), PINNED if pin else PAGEABLE)
+    """Uninitialised host memory, page-locked where there is CUDA to do it for; without CUDA it is only marked so."""
+    tensor = torch.empty(shape, dtype=dtype, pin_memory=pin and _has_cuda())
+    return mark_host(tensor, PINNED if pin else PAGEABLE)
 
 
 def staged(tensor: torch.Tensor, *, pin: bool) -> torch.Tensor:
-    """The same values in memory like that of `staging`: a pinned copy on CUDA, the tensor itself, marked, without."""
-    if _has_cuda():
-        return tensor.pin_memory() if pin else tensor
-    return mark_host(tensor, PINNED if pin else PAGEABLE)
+    """The same values in memory like that of `staging`: a copy where memory can be page-locked, else the tensor itself."""
+    return mark_host(tensor.pin_memory() if pin and _has_cuda() else tensor, PINNED if pin else PAGEABLE)

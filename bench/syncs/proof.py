@@ -179,7 +179,7 @@ def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plants: Seq
     from bench.planted import make_plant
 
     cuda = any(name.startswith("cuda") for name in (*config.target.devices, *config.drafter.devices))
-    scopes = CudaScopes() if cuda else CountingScopes()
+    scopes = CudaScopes() if cuda else CountingScopes(cuda=False)
     config = _shallow(config)
     per_step = len(config.drafter.devices) * config.train.accumulation
     # Batches that may be on their way when a switch is thrown: waiting, in a worker's hands, or being collated.

@@ -85,6 +85,8 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
         seen = observer.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
+    if isinstance(scopes, GuardScopes):
+        sys.stderr.writelines(f"sync guard: {line}\n" for line in scopes.summary() or ["no host sync in a worker"])
     summary.write(run_dir, config, result, seen.bottleneck)
     sys.stdout.write(summary.text(config, result, run_dir, seen.bottleneck))
     return 128 + caught[0] if caught and not result.finished else 0

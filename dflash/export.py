@@ -69,6 +69,11 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: exists already; give a new folder")
     check_against_target(shape, info, "the drafter", taken_ids)
+    if shape.target_layer_ids[-1] == info.layers - 1:
+        raise UserError(
+            f"the drafter taps layer {info.layers - 1}, the target's last: loaders that read transformers' hidden_states get its "
+            "normed output, not what the drafter was trained on; choose target.layer_ids below it"
+        )
     check_tensors(tensors, shape, "the drafter")
     rounded = {name: tensor.to(DTYPE).contiguous() for name, tensor in tensors.items()}
     config = FORMATS[format](shape, info, auto_map)

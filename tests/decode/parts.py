@@ -116,7 +116,7 @@ MODELS = {
 }
 
 
-def make_target(model: Any, folder: Path, layer_ids: tuple[int, ...] = (0, 2, 3), dtype: str = "float32") -> Target:
+def make_target(model: Any, folder: Path, layer_ids: tuple[int, ...] = (0, 1, 2), dtype: str = "float32") -> Target:
     """Through a folder, as a user's target comes."""
     save_target(model, folder)
     return load_target(TargetConfig(model=str(folder), layer_ids=layer_ids, dtype=dtype), CPU)

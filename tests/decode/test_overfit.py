@@ -36,7 +36,7 @@ def run(tmp_path_factory):
         "data.buckets=[64]",
         "data.batch_size=1",
         f"target.model={folder / 'target'}",
-        "target.layer_ids=[0,2,3]",
+        "target.layer_ids=[0,1,2]",
         "drafter.layers=2",
         "drafter.heads=4",
         "drafter.kv_heads=2",

@@ -217,6 +217,12 @@ def test_a_folder_with_something_in_it_is_left_alone(shape, tensors, info, tmp_p
         export(shape, tensors, info, tmp_path / "new", format="gguf")
 
 
+def test_the_last_layer_is_no_tap(shape, tensors, info, tmp_path):
+    """z-lab's package reads transformers' hidden_states, whose last entry has been through the final norm."""
+    with pytest.raises(UserError, match="taps layer 7, the target's last"):
+        export(replace(shape, target_layer_ids=(1, 3, 7)), tensors, info, tmp_path / "out")
+
+
 def test_nothing_there(tmp_path):
     with pytest.raises(UserError, match="no released drafter here"):
         load_released(tmp_path)

@@ -19,7 +19,8 @@ from typing import Literal, Protocol
 
 from dflash.device import Device
 from dflash.observe import sync_calls
-from dflash.observe.sync_modes import SIMULATED, Boundary, modes
+from dflash.observe.sync_boundary import SIMULATED, Boundary
+from dflash.observe.sync_modes import modes
 from dflash.observe.sync_scope import (
     WORK,
     Key,

@@ -210,10 +210,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _SKIPPED_FOLDERS = (_TORCH, os.path.join(_ROOT, "bench", "syncs") + os.sep)
 _SKIPPED_FILES = {
-    *(
-        os.path.join(_ROOT, "dflash", "observe", name)
-        for name in ("sync_scope.py", "sync_modes.py", "sync_calls.py", "sync_guard.py")
-    ),
+    *(os.path.join(_ROOT, "dflash", "observe", f"sync_{part}.py") for part in ("scope", "modes", "boundary", "calls", "guard")),
     os.path.join(_ROOT, "dflash", "host_memory.py"),
     contextlib.__file__,
     functools.__file__,

@@ -43,6 +43,13 @@ def test_place_is_the_line_of_the_program(scopes: CountingScopes) -> None:
     assert "value.item()" in Path(__file__).read_text().splitlines()[place.line - 1]
 
 
+def test_no_file_of_the_counters_is_a_place(scopes: CountingScopes) -> None:
+    from dflash.observe.sync_scope import _SKIPPED_FILES
+
+    own = {str(path) for path in Path(sync_calls.__file__).parent.glob("sync_*.py") if path.name != "sync_rules.py"}
+    assert own <= _SKIPPED_FILES, "sync_rules makes no call that is counted"
+
+
 def test_device_is_named_inside_and_restored_behind(scopes: CountingScopes) -> None:
     device = Device("cpu")
     outside = device.torch

@@ -117,7 +117,7 @@ class Resident:
         try:
             line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
-            raise WorkerLost(f"{self.tree.name} gave no answer within {timeout_s:.0f} s") from None
+            raise WorkerLost(f"{self.tree.name} gave no answer within {timeout_s:g} s") from None
         if not line:
             raise WorkerLost(f"{self.tree.name} crashed (exit code {self._process.wait()}): {self._last_words()}")
         try:

@@ -33,8 +33,9 @@ WINDOWS = 64
 """Places in the plan that are looked at for a cycle that is like the whole."""
 ENDLESS = 10_000_000
 """Steps of the run, which the plan ends."""
-QUEUE_CAPACITY = 1
-"""A deep queue lets a slow stage hide for as long as it takes to run dry; a shallow one shows it at once."""
+WAITING_PER_WORKER = {"cpu": 1, "cuda": 2}
+"""Batches that may wait in the queue for each worker of the larger role. A deep queue lets a slow stage hide for as long as it
+takes to run dry; a shallow one shows it at once. On CUDA the host runs ahead of its device, and needs one more to do so."""
 
 
 def harness_config(config: Config) -> Config:
@@ -44,7 +45,10 @@ def harness_config(config: Config) -> Config:
     that what slows any stage slows the whole within a few steps; JSONL as the only sink; all collectors off until a switch
     is thrown.
     """
-    capacity = min(config.queue.capacity, max(QUEUE_CAPACITY, len(config.drafter.devices), len(config.target.devices)))
+    devices = (*config.target.devices, *config.drafter.devices)
+    kind = "cuda" if any(name.startswith("cuda") for name in devices) else "cpu"
+    workers = max(len(config.drafter.devices), len(config.target.devices))
+    capacity = min(config.queue.capacity, max(workers, WAITING_PER_WORKER[kind] * workers))
     queue = {"ordered": True, "capacity": capacity, "hs_min_ready": min(config.queue.hs_min_ready, 1)}
     train = {"lr": 0.0, "weight_decay": 0.0, "warmup": 0.0, "steps": ENDLESS, "checkpoint_every": 0}
     observe = {"collectors": (), "terminal": "off", "wandb": "off", "tensorboard": False}

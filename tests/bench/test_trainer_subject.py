@@ -49,6 +49,8 @@ def test_the_harness_changes_only_what_replaying_needs(tmp_path: Path) -> None:
 def test_several_workers_get_a_slot_each(tmp_path: Path) -> None:
     config = small_config(tmp_path, 'target.devices=["cpu:0", "cpu:1", "cpu:2"]', 'drafter.devices=["cpu:0", "cpu:1"]')
     assert harness_config(config).queue.capacity == 3
+    config = small_config(tmp_path, 'target.devices=["cuda:0", "cuda:1"]', 'drafter.devices=["cuda:2"]')
+    assert harness_config(config).queue.capacity == 4
 
 
 def test_arms_replay_the_same_batches_with_the_same_losses(tmp_path: Path) -> None:

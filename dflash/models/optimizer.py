@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 _ALIGN = 64  # elements: every tensor begins on a cache line and on a boundary that matrix kernels like
+_PIECE = 1 << 26  # elements of a bfloat16 gradient whose float32 copy exists at one time
 
 
 class FlatParameters:
@@ -101,7 +102,10 @@ class FlatAdamW:
         self.exp_avg = torch.zeros_like(flat.master)
         self.exp_avg_sq = torch.zeros_like(flat.master)
         self.steps = torch.zeros((), dtype=torch.float32, device=flat.master.device)
-        self._grad = flat.grad if flat.grad.dtype == torch.float32 else torch.zeros_like(flat.master)
+        size = flat.master.numel()
+        self._wide = None if flat.grad.dtype == torch.float32 else flat.master.new_empty(min(size, _PIECE))
+        step = size if self._wide is None else _PIECE
+        self._pieces = [slice(first, min(first + step, size)) for first in range(0, size, step)]
         self._found_inf = torch.zeros((), dtype=torch.float32, device=flat.master.device)
 
     @torch.no_grad()
@@ -115,18 +119,28 @@ class FlatAdamW:
         Returns:
             The norm of the scaled gradients before clipping, float32 scalar on the device.
         """
-        flat = self.flat
-        if self._grad is not flat.grad:
-            self._grad.copy_(flat.grad)
-        norm = torch.linalg.vector_norm(self._grad) * grad_scale
+        only = self._widened(self._pieces[0]) if len(self._pieces) == 1 else None
+        norms = [torch.linalg.vector_norm(self._widened(piece) if only is None else only) for piece in self._pieces]
+        norm = (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))) * grad_scale
         # The fused kernel divides the gradients by this: clipping costs no pass of its own.
         divisor = ((norm + 1e-6) / self.clip).clamp_(min=1.0) / grad_scale
         self.steps += 1
+        for piece in self._pieces:
+            self._update(piece, self._widened(piece) if only is None else only, lr, divisor)
+        self.flat.refresh_working()
+        return norm
+
+    def _widened(self, piece: slice) -> torch.Tensor:
+        """A piece of the gradient in float32."""
+        grad = self.flat.grad[piece]
+        return grad if self._wide is None else self._wide[: grad.numel()].copy_(grad)
+
+    def _update(self, piece: slice, grad: torch.Tensor, lr: float, divisor: torch.Tensor) -> None:
         torch._fused_adamw_(
-            [flat.master],
-            [self._grad],
-            [self.exp_avg],
-            [self.exp_avg_sq],
+            [self.flat.master[piece]],
+            [grad],
+            [self.exp_avg[piece]],
+            [self.exp_avg_sq[piece]],
             [],
             [self.steps],
             lr=lr,
@@ -139,8 +153,6 @@ class FlatAdamW:
             grad_scale=divisor,
             found_inf=self._found_inf,
         )
-        flat.refresh_working()
-        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, by parameter name, so that it does not depend on the flat layout."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import dflash.models.optimizer
 from dflash.models.optimizer import FlatAdamW, FlatParameters
 from tests.models.watch import watch
 
@@ -125,6 +126,20 @@ def test_state_resumes_exactly(dtype):
     assert torch.equal(flat.master, other.master)
     assert torch.equal(flat.working, other.working)
     assert set(state["master"]) == {name for name, _ in resumed.named_parameters()}
+
+
+def test_pieces_of_a_large_gradient_give_the_same_step(monkeypatch):
+    found = []
+    for piece in (1 << 26, 100):
+        monkeypatch.setattr(dflash.models.optimizer, "_PIECE", piece)
+        module = small_module()
+        flat = FlatParameters(module, CPU, torch.bfloat16)
+        optimizer = FlatAdamW(flat)
+        set_gradients(module, 0, 1.0)
+        norm = float(optimizer.step(1e-2))
+        found.append((norm, flat.master.clone()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-8)
 
 
 def test_a_step_is_a_handful_of_operations_and_reads_nothing():

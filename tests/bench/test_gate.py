@@ -100,7 +100,7 @@ def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, s
 def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident, "BUILD_S", 0.5)
     worker = resident.Resident(tree_with_worker(tmp_path / "head", "time.sleep(2)"), {})
-    with pytest.raises(resident.WorkerLost, match="head gave no answer within 0.5 s"):
+    with pytest.raises(resident.WorkerLost, match=r"head gave no answer within 0\.5 s"):
         worker.greet()
     worker.close()
 

@@ -123,6 +123,11 @@ def headline(receipt: Receipt) -> str:
         return f"{word}: {MEANING[receipt.verdict]}"
     gate = receipt.command == "gate"
     whose = "base's" if gate else "the"
+    if receipt.verdict is Verdict.UNRESOLVED:
+        return (
+            f"{word}: {'head loses' if gate else 'all collectors together cost'} between {number(together.low)} and "
+            f"{number(together.high)}% of {whose} throughput, which does not settle every budget ({number(receipt.budget_percent)}%)"
+        )
     rises = [f"{cost.name} {text}" for cost in all_costs(receipt) if (text := exact(cost)).startswith("+") or ", +" in text]
     said = f"exact counts rose ({rises[0]}); " if rises and receipt.verdict is Verdict.OVER else ""
     return (

@@ -78,6 +78,12 @@ def within() -> Receipt:
     return receipt(made, judge(analyse(made)))
 
 
+def unresolved() -> Receipt:
+    """Too noisy to say."""
+    made = measurement(noise=0.05)
+    return receipt(made, judge(analyse(made)))
+
+
 def over() -> Receipt:
     """One collector that costs 2% and reads the loss on the host."""
     made = measurement({"profile": 0.02})
@@ -176,6 +182,6 @@ def no_base() -> Receipt:
     )
 
 
-SCENES = {scene.__name__: scene for scene in (within, over, invalid, incomplete, gate, no_base)}
+SCENES = {scene.__name__: scene for scene in (within, unresolved, over, invalid, incomplete, gate, no_base)}
 
 __all__ = ["ALL", "OFF", "SCENES", "ExitCode", "Verdict"]

@@ -35,6 +35,7 @@ def test_the_scenes_are_what_they_claim() -> None:
     found = {name: (scene().verdict, scene().exit_code) for name, scene in SCENES.items()}
     assert found == {
         "within": (Verdict.WITHIN, ExitCode.WITHIN),
+        "unresolved": (Verdict.UNRESOLVED, ExitCode.UNRESOLVED),
         "over": (Verdict.OVER, ExitCode.OVER),
         "invalid": (Verdict.INVALID, ExitCode.INVALID),
         "incomplete": (Verdict.INVALID, ExitCode.INCOMPLETE),

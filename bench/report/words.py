@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from bench.baselines import record_command
 from bench.records import (
+    ALL,
     OFF,
     Cost,
     ExactCounts,
@@ -116,25 +117,31 @@ def has_marginal(receipt: Receipt) -> bool:
 
 def headline(receipt: Receipt) -> str:
     """The verdict in one sentence that stands alone."""
-    word, together = receipt.verdict.value.upper(), receipt.all.isolated if receipt.all is not None else None
+    word, together = receipt.verdict.value.upper(), receipt.all
     if receipt.exit_code is ExitCode.INCOMPLETE:
         return f"{word}: incomplete, {MEANING[Verdict.INVALID]}"
-    if together is None or receipt.verdict in (Verdict.INVALID, Verdict.NO_BASELINE):
+    if together is None or together.isolated is None or receipt.verdict in (Verdict.INVALID, Verdict.NO_BASELINE):
         return f"{word}: {MEANING[receipt.verdict]}"
-    gate = receipt.command == "gate"
-    whose = "base's" if gate else "the"
+    blamed = _spokesman(receipt, together)
+    found = blamed.isolated or together.isolated
+    whose = "base's" if receipt.command == "gate" else "the"
+    names = {"head": "head loses", ALL: "all collectors together cost"}
+    subject = names.get(blamed.name, f"{blamed.name} costs")
+    limit = number(receipt.budget_percent if blamed is together else receipt.collector_budget_percent)
+    between = f"between {number(found.low)} and {number(found.high)}%"
     if receipt.verdict is Verdict.UNRESOLVED:
-        return (
-            f"{word}: {'head loses' if gate else 'all collectors together cost'} between {number(together.low)} and "
-            f"{number(together.high)}% of {whose} throughput, which does not settle every budget ({number(receipt.budget_percent)}%)"
-        )
-    rises = [f"{cost.name} {text}" for cost in all_costs(receipt) if (text := exact(cost)).startswith("+") or ", +" in text]
-    said = f"exact counts rose ({rises[0]}); " if rises and receipt.verdict is Verdict.OVER else ""
-    return (
-        f"{word}: {said}{'head loses' if gate else 'all collectors together cost'} {number(together.percent)}% of "
-        f"{whose} throughput (between {number(together.low)} and "
-        f"{number(together.high)}%), budget {number(receipt.budget_percent)}%"
-    )
+        return f"{word}: {subject} {between} of {whose} throughput, which does not settle the budget of {limit}%"
+    rises = exact(blamed)
+    said = f"exact counts rose ({blamed.name} {rises}); " if "+" in rises and receipt.verdict is Verdict.OVER else ""
+    return f"{word}: {said}{subject} {number(found.percent)}% of {whose} throughput ({between}), budget {limit}%"
+
+
+def _spokesman(receipt: Receipt, together: Cost) -> Cost:
+    """Whom the verdict is about: the costliest collector that is blamed, or else all together."""
+    if receipt.verdict not in (Verdict.OVER, Verdict.SLOWER):
+        return together
+    alike = [cost for cost in receipt.collectors if cost.verdict is receipt.verdict]
+    return max(alike, key=lambda cost: cost.isolated.percent if cost.isolated else 0.0, default=together)
 
 
 def mde(costs: Iterable[Cost]) -> str:

@@ -36,6 +36,7 @@ def test_the_scenes_are_what_they_claim() -> None:
     assert found == {
         "within": (Verdict.WITHIN, ExitCode.WITHIN),
         "unresolved": (Verdict.UNRESOLVED, ExitCode.UNRESOLVED),
+        "slower": (Verdict.SLOWER, ExitCode.UNRESOLVED),
         "over": (Verdict.OVER, ExitCode.OVER),
         "invalid": (Verdict.INVALID, ExitCode.INVALID),
         "incomplete": (Verdict.INVALID, ExitCode.INCOMPLETE),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dflash.data.files import Progress, atomic_text
-from dflash.decode.figures import DIFFERS, SAME, TIE, Figures, PromptResult
+from dflash.decode.figures import DIFFERS, SAME, TIE, Figures, PromptResult, repeated_share
 from dflash.decode.prompts import EvalPrompt
 from dflash.decode.sampling import Sampler
 from dflash.decode.target_state import TargetState
@@ -79,6 +79,7 @@ def _compare(target: Target, prompts: Sequence[EvalPrompt], guessed: Decoded, pl
                 passes=generation.passes,
                 lossless=lossless,
                 parted_at=parted,
+                repeated=repeated_share(generation.tokens),
                 speculative_s=guessed.decode_s / len(prompts),
                 plain_s=None if plain is None else plain.decode_s / len(prompts),
             )
@@ -129,6 +130,7 @@ def to_json(figures: Figures, results: Sequence[PromptResult], about: dict[str, 
             "cycles": [cycle.tokens for cycle in result.cycles],
             "lossless": result.lossless,
             "parted_at": result.parted_at,
+            "repeated": round(result.repeated, 4),
             "speculative_s": round(result.speculative_s, 6),
             "plain_s": None if result.plain_s is None else round(result.plain_s, 6),
         }

@@ -24,6 +24,7 @@ class PromptResult:
         lossless: `same` text as the target alone; `tie` when they part at a place where the target's two best logits are closer
             than its own passes agree; `differs`; None when sampled.
         parted_at: first new token that differs, else None.
+        repeated: share of the new tokens that end a run of four tokens which the answer had before: loops are easy to draft.
         speculative_s, plain_s: seconds after the prompt's pass; None for plain when sampled.
     """
 
@@ -35,6 +36,7 @@ class PromptResult:
     passes: int
     lossless: str | None
     parted_at: int | None
+    repeated: float
     speculative_s: float
     plain_s: float | None
 
@@ -57,6 +59,7 @@ class Figures:
         tokens_per_pass: new tokens per target pass, the prompt's pass included.
         speed_up: seconds of the target alone over seconds with the drafter, for the same text after the prompt's pass; None when
             not measured.
+        repeated: share of the new tokens that end a run of four which their answer had before.
     """
 
     prompts: int
@@ -73,6 +76,7 @@ class Figures:
     tokens_per_second: float
     plain_tokens_per_second: float | None
     speed_up: float | None
+    repeated: float
     same: int
     ties: int
     differ: int
@@ -123,6 +127,7 @@ def summarise(results: Sequence[PromptResult], block_size: int) -> Figures:
         tokens_per_second=timed / seconds if seconds > 0 else 0.0,
         plain_tokens_per_second=timed / sum(plain) if measured and sum(plain) > 0 else None,
         speed_up=sum(plain) / seconds if measured and seconds > 0 else None,
+        repeated=sum(result.repeated * result.new_tokens for result in results) / tokens,
         same=verdicts.count(SAME),
         ties=verdicts.count(TIE),
         differ=verdicts.count(DIFFERS),
@@ -144,6 +149,17 @@ def _interval(results: Sequence[PromptResult], draws: int = 2000) -> tuple[float
     ratios = tokens[picks].sum(axis=1)[sums > 0] / sums[sums > 0]
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(low), float(high)
+
+
+def repeated_share(tokens: Sequence[int], run: int = 4) -> float:
+    """Share of the tokens that end a run of `run` tokens which came before in the same text."""
+    seen: set[tuple[int, ...]] = set()
+    again = 0
+    for end in range(run, len(tokens) + 1):
+        piece = tuple(tokens[end - run : end])
+        again += piece in seen
+        seen.add(piece)
+    return again / len(tokens) if tokens else 0.0
 
 
 def table(figures: Figures, results: Sequence[PromptResult], rows: int = 12) -> str:
@@ -172,6 +188,7 @@ def table(figures: Figures, results: Sequence[PromptResult], rows: int = 12) -> 
         f"drafts accepted         {figures.acceptance_rate:.1%}",
         f"tokens per target pass  {figures.tokens_per_pass:.2f}",
         _speed(figures),
+        f"repetition              {figures.repeated:.1%} of the tokens end a run of four that their answer had before",
         _losslessness(figures),
     ]
     return "\n".join(lines) + "\n"

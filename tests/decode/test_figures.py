@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash.decode.figures import DIFFERS, SAME, TIE, PromptResult, summarise, table
+from dflash.decode.figures import DIFFERS, SAME, TIE, PromptResult, repeated_share, summarise, table
 from dflash.evaluate import first_difference, plot
 from dflash.generate import Cycle
 
@@ -19,10 +19,11 @@ A = PromptResult(
     passes=4,
     lossless=SAME,
     parted_at=None,
+    repeated=0.0,
     speculative_s=2.0,
     plain_s=4.0,
 )
-B = PromptResult("p.jsonl:2", 5, 3, True, (Cycle(2, 2, 2),), 2, SAME, None, 1.0, 1.0)
+B = PromptResult("p.jsonl:2", 5, 3, True, (Cycle(2, 2, 2),), 2, SAME, None, 1.0, 1.0, 1.0)
 
 
 def test_counted_by_hand():
@@ -36,6 +37,7 @@ def test_counted_by_hand():
     assert figures.speed_up == pytest.approx(5 / 3)
     assert figures.tokens_per_second == pytest.approx((8 + 2) / 3)
     assert figures.plain_tokens_per_second == pytest.approx(10 / 5)
+    assert figures.repeated == pytest.approx(3 / 12)
     assert figures.tau_low <= figures.tau <= figures.tau_high
     assert (figures.same, figures.ties, figures.differ, figures.lossless) == (2, 0, 0, True)
 
@@ -80,6 +82,13 @@ def test_the_table_shows_the_best_and_the_worst():
 )
 def test_first_difference(one, other, place):
     assert first_difference(one, other) == place
+
+
+def test_repeated_share():
+    assert repeated_share([1, 2, 3, 4, 5, 6]) == 0.0
+    assert repeated_share([7] * 10) == pytest.approx(6 / 10)  # the first run of four is new, every later one is not
+    assert repeated_share([1, 2, 3, 4, 9, 1, 2, 3, 4]) == pytest.approx(1 / 9)
+    assert repeated_share([]) == 0.0
 
 
 def test_plot(tmp_path):

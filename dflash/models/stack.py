@@ -17,6 +17,7 @@ import torch
 from dflash.models import pieces
 from dflash.models.attention import Attention, Places, prepare
 from dflash.models.blocks import scored_slots, slot_positions
+from dflash.models.rows import DistinctRows, EveryRow, Rows
 from dflash.models.split import SplitKernel
 from dflash.models.workspace import Workspace
 
@@ -217,10 +218,10 @@ class _Pass:
         take, saved, rows, d = self.take, self.saved[index], self.rows, self.d
         batch, count, size, kv_heads, groups = self.batch, self.count, self.size, self.kv_heads, self.groups
         context_key, context_value = self._context_keys(index, weights)
-        normed = saved["norm1"] = self._norm(f"norm1.{index}", x, weights.norm1)
-        qkv = take("qkv", (rows, self.heads + 2 * kv_heads, d), self.dtype)
-        weights.qkv.product(normed.out, qkv.view(rows, -1))
-        by_row = (batch, count, size, kv_heads, -1, d)
+        projected = self._projected(index)
+        normed = saved["norm1"] = self._norm(f"norm1.{index}", projected.states(x, self.stack.workspace), weights.norm1)
+        qkv = take("qkv", (normed.out.shape[0], self.heads + 2 * kv_heads, d), self.dtype)
+        weights.qkv.product(normed.out, qkv.flatten(1))
         query = take(f"query{index}", (batch, kv_heads, count, groups * size, d), self.dtype)
         key = take(f"key{index}", (batch, kv_heads, count, size, d), self.dtype)
         value = take(f"value{index}", (batch, kv_heads, count, size, d), self.dtype)
@@ -230,14 +231,21 @@ class _Pass:
         )
         for name, part, weight, plain, out in parts:
             head = saved[name] = self._head_norm(f"{name}{index}", part)
-            pieces.rotate_into(head.hat.view(by_row), pieces.weighted_tables(plain, weight.value), self._rows_first(out))
-        self._rows_first(value).copy_(qkv[:, -kv_heads:].view(by_row))
+            cos, sin = pieces.weighted_tables(plain, weight.value)
+            for slots, states in projected.spread(head.hat):
+                pieces.rotate_into(states, (cos[:, :, slots], sin[:, :, slots]), self._rows_first(out)[:, :, slots])
+        for slots, states in projected.spread(qkv[:, -kv_heads:]):
+            self._rows_first(value)[:, :, slots].copy_(states)
         kernel = self.kernels[self.shape.window(index)]
         out, saved["attention"] = kernel.forward(index, query, key, value, context_key, context_value)
         attended = take(f"attended_rows{index}", (rows, self.heads * d), self.dtype)
-        attended.view(by_row).copy_(self._rows_first(out))
+        attended.view(batch, count, size, kv_heads, groups, d).copy_(self._rows_first(out))
         saved["attended"] = attended
         x.addmm_(attended, weights.out.value.t())
+
+    def _projected(self, index: int) -> Rows:
+        kind = DistinctRows if index == 0 else EveryRow
+        return kind(self.batch, self.count, self.size, self.kv_heads)
 
     def _rows_first(self, states: torch.Tensor) -> torch.Tensor:
         """`[batch, kv_heads, anchors, groups*block, d]` seen as `[batch, anchors, block, kv_heads, groups, d]`."""
@@ -273,12 +281,13 @@ class _Pass:
         self._norm_backward(self.feature, dfeature, stack.hidden_norm, dfused)
         stack.fc.add_grad(dfused, self.features)
 
-    def _norm_backward(self, normed: _Normed, dy: torch.Tensor, weight: Weight, into: torch.Tensor) -> None:
-        """Add the gradient of a norm's input to `into`; `dy` is overwritten."""
+    def _norm_backward(self, normed: _Normed, dy: torch.Tensor, weight: Weight, into: torch.Tensor | None) -> None:
+        """Add the gradient of a norm's weight, and of its input to `into`; `dy` is overwritten."""
         hat = normed.hat.view(dy.shape)
         product = self.take("product", dy.shape, self.dtype)
         dhat = pieces.norm_backward(dy, hat, normed.inverse, weight.value, weight.grad, product)
-        into.addcmul_(dhat.view(into.shape), normed.inverse.view(*into.shape[:-1], 1).to(self.dtype))
+        if into is not None:
+            into.addcmul_(dhat.view(into.shape), normed.inverse.view(*into.shape[:-1], 1).to(self.dtype))
 
     def _feed_backward(self, index: int, weights: LayerWeights, dx: torch.Tensor) -> None:
         take, saved, inner = self.take, self.saved[index], self.shape.intermediate_size
@@ -296,38 +305,39 @@ class _Pass:
     def _attend_backward(self, index: int, weights: LayerWeights, dx: torch.Tensor, dfeature: torch.Tensor) -> None:
         take, saved, rows, d = self.take, self.saved[index], self.rows, self.d
         batch, context, kv_heads = self.batch, self.context, self.kv_heads
-        by_row = (batch, self.count, self.size, kv_heads, -1, d)
+        projected, normed = self._projected(index), saved["norm1"]
         dattended = torch.mm(dx, weights.out.value, out=take("dattended", (rows, self.heads * d), self.dtype))
         weights.out.add_grad(dx, saved["attended"])
         dout = take("dout", (batch, kv_heads, self.count, self.groups * self.size, d), self.dtype)
-        self._rows_first(dout).copy_(dattended.view(by_row))
+        self._rows_first(dout).copy_(dattended.view(batch, self.count, self.size, kv_heads, self.groups, d))
         kernel = self.kernels[self.shape.window(index)]
         dquery, dkey, dvalue, dfar_key, dfar_value = kernel.backward(saved["attention"], dout)
-        dqkv = take("dqkv", (rows, self.heads + 2 * kv_heads, d), self.dtype)
+        dqkv = take("dqkv", (normed.out.shape[0], self.heads + 2 * kv_heads, d), self.dtype)
         for name, dy, weight, tables, part in (
             ("q", dquery, weights.q_norm, self.query_tables, dqkv[:, : self.heads]),
             ("k", dkey, weights.k_norm, self.slot_tables, dqkv[:, self.heads : -kv_heads]),
         ):
-            self._head_norm_backward(saved[name], self._rows_first(dy), tables, weight, part)
-        dqkv[:, -kv_heads:].view(by_row).copy_(self._rows_first(dvalue))
-        flat = dqkv.view(rows, -1)
-        weights.qkv.add_grad(flat, saved["norm1"].out)
-        dy = torch.mm(flat, weights.qkv.value, out=take("dnormed", dx.shape, self.dtype))
-        self._norm_backward(saved["norm1"], dy, weights.norm1, dx)
+            turned = take("dturned", self._rows_first(dy).shape, self.dtype)
+            pieces.rotate_back_into(self._rows_first(dy), tables, turned)
+            self._head_norm_backward(saved[name], projected.gathered(turned, self.stack.workspace), weight, part)
+        projected.gather(self._rows_first(dvalue), dqkv[:, -kv_heads:])
+        flat = dqkv.flatten(1)
+        weights.qkv.add_grad(flat, normed.out)
+        dy = torch.mm(flat, weights.qkv.value, out=take("dnormed", normed.out.shape, self.dtype))
+        # The first layer's input is the frozen embedding: only the norm's weight wants a gradient there.
+        self._norm_backward(normed, dy, weights.norm1, dx if index else None)
         dboth = take("dcontext_kv", (batch * context, 2 * kv_heads * d), self.dtype)
         dsplit = dboth.view(batch * context, 2, kv_heads, d)
-        self._head_norm_backward(saved["context"], dfar_key.transpose(1, 2), self.context_tables, weights.k_norm, dsplit[:, 0])
+        turned = take("dturned", (batch, context, kv_heads, d), self.dtype)
+        pieces.rotate_back_into(dfar_key.transpose(1, 2), self.context_tables, turned)
+        self._head_norm_backward(saved["context"], turned.flatten(0, 1), weights.k_norm, dsplit[:, 0])
         dsplit[:, 1].view(batch, context, kv_heads, d).copy_(dfar_value.transpose(1, 2))
         weights.kv.add_grad(dboth, self.feature.out)
         dfeature.addmm_(dboth, weights.kv.value)
 
-    def _head_norm_backward(
-        self, head: _Normed, dy: torch.Tensor, tables: pieces.Tables, weight: Weight, out: torch.Tensor
-    ) -> None:
-        """Through rotation and norm: `dy` like the rotated states with rows first, `out` `[rows, heads, d]` strided."""
-        turned = self.take("dturned", dy.shape, self.dtype)
-        pieces.rotate_back_into(dy, tables, turned)
-        flat = turned.view(-1, self.d)
+    def _head_norm_backward(self, head: _Normed, dy: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
+        """Through the norm of each head: `dy` `[rows, heads, d]`, overwritten; `out` of its shape, strided."""
+        flat = dy.view(-1, self.d)
         product = self.take("product", flat.shape, self.dtype)
         dhat = pieces.norm_backward(flat, head.hat.view(-1, self.d), head.inverse, weight.value, weight.grad, product)
         torch.mul(dhat.view(out.shape), head.inverse.to(self.dtype), out=out)

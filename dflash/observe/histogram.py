@@ -1,13 +1,8 @@
-"""Durations in fixed log-buckets: the layout a worker writes, and the pure functions that read it.
+"""Durations on their way from a worker to the monitor: a ring that one writes, log-buckets in which the other counts.
 
-A histogram is one flat list of ints, so that a reader takes all of it with one slice, which the GIL makes atomic:
-
-    cells[0], cells[1]   maximum, one of two slots in use (see `HistogramReader`)
-    cells[2]             sum, nanoseconds
-    cells[3 + b]         count of bucket b
-
-Bucket b holds the value b for b < 16; above that an octave has 8 buckets of equal width, so a bucket's edge is off by
-at most 12.5% and its middle by 6.25%. signed 64-bit values fit: nothing is clamped and nothing is allocated while it runs.
+The worker's part is one store and one count; everything else is the monitor's. A bucket b holds the value b for b < 16; above
+that an octave has 8 buckets of equal width, so an edge is off by at most 12.5% and a middle by 6.25%. The buckets of windows
+add up exactly, over workers and over ticks, which quantiles themselves do not.
 """
 
 from __future__ import annotations
@@ -15,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-SUM = 2
-FIRST_BUCKET = 3
-BUCKETS = 16 + 8 * 59
-
-
-def new_cells() -> list[int]:
-    """An empty histogram."""
-    return [0] * (FIRST_BUCKET + BUCKETS)
+RING = 512
+"""Spans of a stage that may wait for the monitor. A power of two. When more come within a tick, the statistics are of the last
+512 of them and the count is of all."""
+MASK = RING - 1
 
 
 def bucket_of(value_ns: int) -> int:
-    """Bucket of a duration. The recorder has these lines inlined."""
+    """Bucket of a duration of at least 0."""
     shift = value_ns.bit_length() - 4
     return (shift << 3) + (value_ns >> shift) if shift > 0 else value_ns
 
@@ -41,15 +32,27 @@ def bucket_edges_ns(bucket: int) -> tuple[int, int]:
 
 @dataclass
 class Window:
-    """What happened between two readings: counts by bucket, sum and maximum, nanoseconds."""
+    """Spans of a stage between two readings.
+
+    Attributes:
+        counts: by bucket.
+        sum_ns, max_ns: of the spans counted.
+        missed: spans that were overwritten in the ring before they were read.
+    """
 
     counts: dict[int, int] = field(default_factory=dict)
     sum_ns: int = 0
     max_ns: int = 0
+    missed: int = 0
 
-    @property
-    def count(self) -> int:
-        return sum(self.counts.values())
+    def take(self, values_ns: Sequence[int]) -> None:
+        """Count durations."""
+        counts = self.counts
+        for value in values_ns:
+            bucket = bucket_of(value)
+            counts[bucket] = counts.get(bucket, 0) + 1
+        self.sum_ns += sum(values_ns)
+        self.max_ns = max(self.max_ns, *values_ns)
 
     def add(self, other: Window) -> None:
         """Merge another window into this one; exact, since the buckets are the same."""
@@ -57,22 +60,22 @@ class Window:
             self.counts[bucket] = self.counts.get(bucket, 0) + count
         self.sum_ns += other.sum_ns
         self.max_ns = max(self.max_ns, other.max_ns)
+        self.missed += other.missed
 
     def statistics_ms(self) -> dict[str, float]:
         """`mean`, `max`, `p50`, `p95`, `p99` in milliseconds and `count`. Empty when nothing was recorded."""
-        count = self.count
-        if not count:
+        counted = sum(self.counts.values())
+        if not counted:
             return {}
         p50, p95, p99 = quantiles_ns(self.counts, (0.5, 0.95, 0.99))
-        # A late maximum (see HistogramReader) may come without its span; a quantile is never over the maximum.
-        top = float(self.max_ns) if self.max_ns else p99
+        top = self.max_ns
         return {
-            "mean": self.sum_ns / count / 1e6,
+            "mean": self.sum_ns / counted / 1e6,
             "max": top / 1e6,
             "p50": min(p50, top) / 1e6,
             "p95": min(p95, top) / 1e6,
             "p99": min(p99, top) / 1e6,
-            "count": float(count),
+            "count": float(counted + self.missed),
         }
 
 
@@ -93,50 +96,45 @@ def quantiles_ns(counts: Mapping[int, int], shares: Sequence[float]) -> list[flo
     return found
 
 
-class HistogramReader:
-    """Takes deltas from a histogram that another thread writes, without a lock.
+class SpanRing:
+    """The last `RING` durations of a stage and how many there have been. One writer; any number of readers, without a lock.
 
-    The maximum is kept in the slot that `owner.slot` names. A reading clears the idle slot, points the writer at it and
-    reads the other. A writer that had read `slot` just before may still store into the old one: such a late store is
-    found, and reported, by the next reading, so no maximum is lost.
+    The writer stores the value first and counts it after, so a reader that takes `count` first sees only values that are there.
+
+    Attributes:
+        ring: durations, nanoseconds; number n is at `n & MASK`.
+        count: durations so far.
     """
 
-    def __init__(self, owner: HasHistogram) -> None:
-        self._owner = owner
-        self._before = new_cells()
-        self._seen = [0, 0]
-
-    def read(self) -> Window:
-        """What was recorded since the last reading."""
-        owner, seen = self._owner, self._seen
-        old = owner.slot
-        idle = 1 - old
-        late = owner.cells[idle]
-        window = Window()
-        if late > seen[idle]:
-            window.max_ns = late
-        owner.cells[idle] = seen[idle] = 0
-        owner.slot = idle
-        now = owner.cells[:]
-        seen[old] = now[old]
-        window.max_ns = max(window.max_ns, now[old])
-        before, self._before = self._before, now
-        if now[SUM:] == before[SUM:]:
-            return window
-        window.sum_ns = now[SUM] - before[SUM]
-        window.counts = {
-            index - FIRST_BUCKET: now[index] - before[index]
-            for index in range(FIRST_BUCKET, len(now))
-            if now[index] != before[index]
-        }
-        return window
-
-
-class HasHistogram:
-    """What a reader needs of a writer: `cells` (layout above) and the slot of the maximum in use."""
-
-    __slots__ = ("cells", "slot")
+    __slots__ = ("count", "ring")
 
     def __init__(self) -> None:
-        self.cells = new_cells()
-        self.slot = 0
+        self.ring = [0] * RING
+        self.count = 0
+
+
+class SpanReader:
+    """Takes from a ring what is new since the last reading."""
+
+    def __init__(self, source: SpanRing) -> None:
+        self._source = source
+        self._seen = 0
+
+    def read(self) -> Window | None:
+        """The new spans; None when there are none."""
+        count, seen = self._source.count, self._seen
+        new = count - seen
+        if not new:
+            return None
+        self._seen = count
+        ring = self._source.ring
+        window = Window()
+        first, end = seen & MASK, count & MASK
+        if new >= RING:
+            window.missed = new - RING
+            window.take(ring[:])
+        elif first < end:
+            window.take(ring[first:end])
+        else:
+            window.take(ring[first:] + ring[:end])
+        return window

@@ -43,10 +43,10 @@ class Metric:
         parts = re.split(r"\{(\w+)\}", self.key)
         return re.compile("".join(f"(?P<{part}>[^/]+)" if odd % 2 else re.escape(part) for odd, part in enumerate(parts)))
 
-    def weight_of(self, key: str) -> str:
-        """The weight's key that goes with `key`: its placeholders filled in from there."""
+    def weight_of(self, key: str) -> str | None:
+        """The weight's key that goes with `key`, its placeholders filled in from there; None without a weight."""
         match = self.pattern.fullmatch(key)
-        return "" if match is None or self.weight is None else self.weight.format_map(match.groupdict())
+        return None if match is None or self.weight is None else self.weight.format_map(match.groupdict())
 
 
 def find_metric(metrics: Iterable[Metric], key: str) -> Metric | None:

@@ -71,9 +71,9 @@ class Monitor:
     ) -> None:
         self._collectors, self._sinks = collectors, sinks
         self._tick_s, self._flush_s = tick_s, flush_s
-        self._before_tick, self._fail, self._find, self._totals, self._step = before_tick, fail, find, totals, step
-        self._window = FlushWindow()
-        self.run_window = FlushWindow()
+        self._before_tick, self._fail, self._totals, self._step = before_tick, fail, totals, step
+        self._window = FlushWindow(find)
+        self.run_window = FlushWindow(find)
         self._started_ns = self._last_ns = self._flushed_ns = perf_counter_ns()
         self._before = Totals()
         self._tick_ms = 0.0
@@ -142,7 +142,7 @@ class Monitor:
                 values.update(self._ask(collector, partial(collector.tick, now_ns)))
         values.update(self._self_report(lateness_ms))
         seconds, self._last_ns = (now_ns - self._last_ns) / 1e9, now_ns
-        self._window.add(values, seconds, self._find)
+        self._window.add(values, seconds)
         self.ticks += 1
         self.send("live", values, seconds=seconds)
         if last or (now_ns - self._flushed_ns) / 1e9 >= self._flush_s - self._tick_s / 2:
@@ -166,7 +166,7 @@ class Monitor:
         for collector in self._collectors:
             if collector.on:
                 values.update(self._ask(collector, collector.flush))
-        self.run_window.add(values, seconds, self._find)
+        self.run_window.add(values, seconds)
         self.send("metrics", values, seconds=seconds)
 
     def _self_report(self, lateness_ms: float) -> dict[str, float]:

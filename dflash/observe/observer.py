@@ -187,7 +187,10 @@ class Observer:
             for sink in self._sinks:
                 sink.close(sink.sink.close_timeout_s)
             for collector in self._collectors:
-                collector.close()
+                try:
+                    collector.close()
+                except Exception as error:
+                    logger.warning("collector %s: closing failed: %s: %s", collector.name, type(error).__name__, error)
         return self._ended or self._summarise()
 
     # -- called by the monitor ------------------------------------------------------------------------------------------

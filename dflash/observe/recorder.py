@@ -18,11 +18,11 @@ from time import perf_counter_ns
 from typing import Any
 
 from dflash.device import Device
-from dflash.observe.histogram import FIRST_BUCKET, SUM, HasHistogram
+from dflash.observe.histogram import MASK, SpanRing
 from dflash.observe.roles import Role
 
 
-class StageTimer(HasHistogram):
+class StageTimer(SpanRing):
     """Times host work with `perf_counter_ns`, and on the CPU every stage. Owned by one worker thread.
 
     Attributes:
@@ -45,30 +45,16 @@ class StageTimer(HasHistogram):
     def stop(self) -> None:
         started_ns = self._started_ns
         if started_ns:
-            value = perf_counter_ns() - started_ns
+            count = self.count
+            self.ring[count & MASK] = perf_counter_ns() - started_ns
+            self.count = count + 1
             self._started_ns = 0
-            # From here to the end there is no call, so no other thread sees the sum without its count.
-            shift = value.bit_length() - 4
-            cells = self.cells
-            cells[SUM] += value
-            if shift > 0:
-                cells[(shift << 3) + (value >> shift) + FIRST_BUCKET] += 1
-            else:
-                cells[value + FIRST_BUCKET] += 1
-            if value > cells[self.slot]:
-                cells[self.slot] = value
 
-    def add(self, value: int) -> None:
+    def add(self, value_ns: int) -> None:
         """Record a duration measured elsewhere, nanoseconds, at least 0."""
-        shift = value.bit_length() - 4
-        cells = self.cells
-        cells[SUM] += value
-        if shift > 0:
-            cells[(shift << 3) + (value >> shift) + FIRST_BUCKET] += 1
-        else:
-            cells[value + FIRST_BUCKET] += 1
-        if value > cells[self.slot]:
-            cells[self.slot] = value
+        count = self.count
+        self.ring[count & MASK] = value_ns
+        self.count = count + 1
 
     def switch(self, on: bool) -> None:
         """Throw the switch, from any thread. A span left open when it was thrown off is forgotten."""
@@ -84,15 +70,23 @@ class CudaStageTimer(StageTimer):
     """Times a stage on the worker's stream with a pair of pooled CUDA events, read later by `EventPool.drain`.
 
     The time is the stream's: it includes waits inside the stream (`wait_event`, work queued before).
+
+    Attributes:
+        total_ns: of all spans read so far.
     """
 
-    __slots__ = ("_open", "_pair", "_pool")
+    __slots__ = ("_open", "_pair", "_pool", "total_ns")
 
     def __init__(self, name: str, pool: EventPool) -> None:
         super().__init__(name)
         self._pool = pool
         self._pair: tuple[Any, Any] | None = None
         self._open = False
+        self.total_ns = 0
+
+    def add(self, value_ns: int) -> None:
+        self.total_ns += value_ns
+        super().add(value_ns)
 
     def start(self) -> None:
         pair = self._pair
@@ -251,7 +245,7 @@ class WorkerRecorder:
     def gpu_busy_ns(self) -> int | None:
         """Cumulative time of the stages on the GPU's stream, as far as it has been read; None without such a stage."""
         stages = [timer for timer in tuple(self.timers.values()) if isinstance(timer, CudaStageTimer)]
-        return sum(timer.cells[SUM] for timer in stages) if stages else None
+        return sum(timer.total_ns for timer in stages) if stages else None
 
     def warm(self) -> None:
         """Create the CUDA events. Call in the worker's thread with its device active, before the first step."""

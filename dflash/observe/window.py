@@ -3,51 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from dflash.observe.metric import Metric
-
-
-@dataclass
-class _Sum:
-    total: float = 0.0
-    weight: float = 0.0
-    top: float = float("-inf")
-    last: float = 0.0
+from dflash.observe.metric import Metric, Reduce
 
 
-@dataclass
 class FlushWindow:
-    """Reduces each key by its metric's rule; a key that some ticks lack is reduced over the ticks that have it."""
+    """Reduces each key by its metric's rule; a key that some ticks lack is reduced over the ticks that have it.
 
-    _sums: dict[str, _Sum] = field(default_factory=dict)
-    _metrics: dict[str, Metric | None] = field(default_factory=dict)
+    Args:
+        find: the metric of a key; asked once for each key. A key without one is averaged over time.
+    """
 
-    def add(self, values: dict[str, float], seconds: float, find: Callable[[str], Metric | None]) -> None:
+    def __init__(self, find: Callable[[str], Metric | None]) -> None:
+        self._find = find
+        self._rules: dict[str, tuple[Reduce, str | None]] = {}
+        self._totals: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, values: dict[str, float], seconds: float) -> None:
         """One tick's values, over `seconds`."""
+        rules, totals, weights = self._rules, self._totals, self._weights
         for key, value in values.items():
-            if key not in self._metrics:
-                self._metrics[key] = find(key)
-            metric = self._metrics[key]
-            if metric is not None and metric.reduction == "none":
-                continue
-            one = self._sums.setdefault(key, _Sum())
-            weight = seconds if metric is None or metric.weight is None else values.get(metric.weight_of(key), 0.0)
-            one.total += value if metric is not None and metric.reduction == "sum" else value * weight
-            one.weight += weight
-            one.top = max(one.top, value)
-            one.last = value
+            rule = rules.get(key) or self._learn(key)
+            match rule[0]:
+                case "mean":
+                    weight = seconds if rule[1] is None else values.get(rule[1], 0.0)
+                    totals[key] = totals.get(key, 0.0) + value * weight
+                    weights[key] = weights.get(key, 0.0) + weight
+                case "sum":
+                    totals[key] = totals.get(key, 0.0) + value
+                case "max":
+                    totals[key] = max(totals.get(key, value), value)
+                case "last":
+                    totals[key] = value
 
     def take(self) -> dict[str, float]:
         """The reduced values; the window starts anew. A mean whose weights are all zero is left out."""
-        values: dict[str, float] = {}
-        for key, one in self._sums.items():
-            metric = self._metrics[key]
-            reduction = "mean" if metric is None else metric.reduction
-            if reduction == "mean":
-                if one.weight > 0.0:
-                    values[key] = one.total / one.weight
-            else:
-                values[key] = {"sum": one.total, "max": one.top, "last": one.last}[reduction]
-        self._sums.clear()
-        return values
+        totals, weights = self._totals, self._weights
+        self._totals, self._weights = {}, {}
+        reduced: dict[str, float] = {}
+        for key, total in totals.items():
+            weight = weights.get(key, 1.0)
+            if weight > 0.0:
+                reduced[key] = total / weight
+        return reduced
+
+    def _learn(self, key: str) -> tuple[Reduce, str | None]:
+        metric = self._find(key)
+        rule: tuple[Reduce, str | None] = ("mean", None)
+        if metric is not None:
+            rule = (metric.reduction, metric.weight_of(key))
+        self._rules[key] = rule
+        return rule

@@ -83,15 +83,11 @@ def wait_for(condition: Any, timeout_s: float = 5.0) -> None:
 
 
 def test_a_window_adds_deltas_averages_instants_and_weighs_ratios() -> None:
-    window = FlushWindow()
-
-    def find(key: str) -> Metric | None:
-        return find_metric(METRICS, key)
-
+    window = FlushWindow(lambda key: find_metric(METRICS, key))
     first = {"batch/tokens": 100.0, "batch/loss_token_fraction": 0.5, "pipeline/hs_queue_depth": 4.0, "monitor/lateness_ms": 3.0}
     second = {"batch/tokens": 300.0, "batch/loss_token_fraction": 0.9, "pipeline/hs_queue_depth": 10.0, "drafter/0/step": 5.0}
-    window.add(first, 1.0, find)
-    window.add(second, 2.0, find)
+    window.add(first, 1.0)
+    window.add(second, 2.0)
     values = window.take()
     assert values["batch/tokens"] == 400
     assert values["batch/loss_token_fraction"] == pytest.approx((50 + 270) / 400)
@@ -102,8 +98,8 @@ def test_a_window_adds_deltas_averages_instants_and_weighs_ratios() -> None:
 
 
 def test_quantiles_are_not_averaged() -> None:
-    window = FlushWindow()
-    window.add({"profile/drafter.forward_ms_p99": 5.0}, 1.0, lambda key: find_metric(METRICS, key))
+    window = FlushWindow(lambda key: find_metric(METRICS, key))
+    window.add({"profile/drafter.forward_ms_p99": 5.0}, 1.0)
     assert window.take() == {}
 
 

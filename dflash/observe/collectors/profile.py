@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from dflash.observe.accounting import cost_ns
 from dflash.observe.collectors.base import Collector, Sources
-from dflash.observe.histogram import FIRST_BUCKET, HistogramReader, Window
+from dflash.observe.histogram import SpanReader, Window
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import CudaStageTimer, StageTimer
 
@@ -36,14 +36,14 @@ def _metrics() -> tuple[Metric, ...]:
             Metric(f"{_ANY}_ms_p{p}", "ms", "instant", f"{p}% took at most this", "as the mean; within 6%", reduce="none")
             for p in (50, 95, 99)
         ),
-        Metric(f"{_ANY}_count", "spans", "delta", "how many the others are of", "as the mean"),
+        Metric(f"{_ANY}_count", "spans", "delta", "how many; the others are of the last 512 of a worker and tick", "as the mean"),
     )
 
 
 class ProfileCollector(Collector):
     """How long each stage of the workers takes, over all workers of a role.
 
-    Merges the workers' histograms; quantiles of a flush window come from its merged buckets.
+    Counts the workers' spans in log-buckets; quantiles of a flush window come from its merged buckets.
     """
 
     name = "profile"
@@ -51,7 +51,7 @@ class ProfileCollector(Collector):
 
     def __init__(self, sources: Sources) -> None:
         super().__init__(sources)
-        self._readers: dict[int, tuple[StageTimer, HistogramReader]] = {}
+        self._readers: dict[int, tuple[StageTimer, SpanReader]] = {}
         self._window: dict[str, Window] = {}
 
     def _timers(self) -> list[StageTimer]:
@@ -71,9 +71,9 @@ class ProfileCollector(Collector):
         for timer in self._timers():
             known = self._readers.get(id(timer))
             if known is None:
-                known = self._readers[id(timer)] = (timer, HistogramReader(timer))
+                known = self._readers[id(timer)] = (timer, SpanReader(timer))
             window = known[1].read()
-            if window.counts:
+            if window is not None:
                 merged.setdefault(timer.name, Window()).add(window)
         for stage, window in merged.items():
             self._window.setdefault(stage, Window()).add(window)
@@ -86,8 +86,8 @@ class ProfileCollector(Collector):
 
     def instruments(self) -> tuple[int, float]:
         timers = self._timers()
-        host = sum(sum(timer.cells[FIRST_BUCKET:]) for timer in timers if not isinstance(timer, CudaStageTimer))
-        gpu = sum(sum(timer.cells[FIRST_BUCKET:]) for timer in timers if isinstance(timer, CudaStageTimer))
+        host = sum(timer.count for timer in timers if not isinstance(timer, CudaStageTimer))
+        gpu = sum(timer.count for timer in timers if isinstance(timer, CudaStageTimer))
         if not host + gpu:
             return 0, 0.0
         probe = StageTimer("probe")

@@ -1,0 +1,128 @@
+"""What one recorded span costs, beside two libraries that people time with; and what a collector that is off costs.
+
+    python -m pytest bench/test_hot_path.py --benchmark-columns=min,median,iqr
+
+Ours is a whole span: both clock reads, the bucket, sum and maximum. Theirs is the recording call alone, without the clock reads
+that it needs around it, so the comparison favours them. The judged ratios come from loops that take turns in one process: a
+ratio of neighbours, never two lone times.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+import pytest
+
+from dflash.observe.recorder import StageTimer
+
+CALLS, ROUNDS = 2000, 41
+SPAN_LIMIT_NS = 1000.0
+OFF_LIMIT_NS = 50.0
+
+
+def span_on() -> Callable[[], None]:
+    """What a worker writes around a stage, the collector on."""
+    timer = StageTimer("probe")
+    timer.switch(True)
+
+    def span() -> None:
+        if timer.on:
+            timer.start()
+        if timer.on:
+            timer.stop()
+
+    return span
+
+
+def span_off() -> Callable[[], None]:
+    """The same two lines, the collector off."""
+    timer = StageTimer("probe")
+
+    def span() -> None:
+        if timer.on:
+            timer.start()
+        if timer.on:
+            timer.stop()
+
+    return span
+
+
+def prometheus() -> Callable[[], None]:
+    library = pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    histogram = library.Histogram("probe_seconds", "a span", registry=library.CollectorRegistry())
+    return lambda: histogram.observe(0.0123)
+
+
+def opentelemetry() -> Callable[[], None]:
+    metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="the OpenTelemetry SDK is not installed")
+    reader = pytest.importorskip("opentelemetry.sdk.metrics.export").InMemoryMetricReader()
+    histogram = metrics.MeterProvider(metric_readers=[reader]).get_meter("probe").create_histogram("span")
+    return lambda: histogram.record(12.3)
+
+
+def nothing() -> Callable[[], None]:
+    return lambda: None
+
+
+RIVALS = {"prometheus_client Histogram.observe": prometheus, "OpenTelemetry Histogram.record": opentelemetry}
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    """Garbage collection would land in one loop and not in its neighbour."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.benchmark(group="one recorded span")
+@pytest.mark.parametrize("make", [span_on, *RIVALS.values()], ids=["dflash StageTimer start+stop", *RIVALS])
+def test_span(benchmark: Any, make: Callable[[], Callable[[], None]]) -> None:
+    benchmark.pedantic(make(), rounds=30, iterations=CALLS, warmup_rounds=3)
+
+
+@pytest.mark.benchmark(group="collector off, two instrument calls")
+@pytest.mark.parametrize("make", [span_off, nothing], ids=["dflash StageTimer off", "an empty function"])
+def test_off(benchmark: Any, make: Callable[[], Callable[[], None]]) -> None:
+    benchmark.pedantic(make(), rounds=30, iterations=CALLS, warmup_rounds=3)
+
+
+def test_a_span_is_under_a_microsecond_and_faster_than_the_libraries() -> None:
+    names = {"ours": span_on(), **{name: make() for name, make in RIVALS.items()}, "loop": nothing()}
+    times = in_turns(names)
+    ours = best(times["ours"]) - best(times["loop"])
+    print(f"one span: {ours:.0f} ns")
+    assert ours < SPAN_LIMIT_NS
+    for name in RIVALS:
+        ratio = median(theirs / mine for theirs, mine in zip(times[name], times["ours"], strict=True))
+        print(f"{name}: {best(times[name]) - best(times['loop']):.0f} ns, {ratio:.2f} times ours")
+        assert ratio > 1.0
+
+
+def test_off_is_free() -> None:
+    times = in_turns({"off": span_off(), "loop": nothing()})
+    per_call = (best(times["off"]) - best(times["loop"])) / 2
+    print(f"off: {per_call:.1f} ns an instrument call")
+    assert per_call < OFF_LIMIT_NS
+
+
+def in_turns(calls: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
+    """Nanoseconds a call, loops of all taking turns, so that each round's figures share the machine's mood."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            started = perf_counter_ns()
+            for _ in range(CALLS):
+                call()
+            times[name].append((perf_counter_ns() - started) / CALLS)
+    return times
+
+
+def best(times: list[float]) -> float:
+    """The lower quartile: what the code takes when nobody else has the core."""
+    return sorted(times)[len(times) // 4]

@@ -159,11 +159,12 @@ def _gate(parser: argparse.ArgumentParser) -> None:
 
 def run_gate(arguments: argparse.Namespace) -> int:
     """Is this commit slower than that one, on this machine, now? Two resident processes take turns."""
-    from bench import gate
+    from bench.gate import run_gate as measure_both
+    from bench.gate_verdict import Options
     from bench.progress import Reporter
     from dflash.config import load_config
 
-    options = gate.Options(
+    options = Options(
         base=arguments.base,
         config=load_config(arguments.config, arguments.set),
         minutes=arguments.minutes,
@@ -174,7 +175,7 @@ def run_gate(arguments: argparse.Namespace) -> int:
         inject_percent=arguments.inject,
         launches=arguments.launches or None,
     )
-    return int(gate.run_gate(options, Reporter()).exit_code)
+    return int(measure_both(options, Reporter()).exit_code)
 
 
 def _baseline(parser: argparse.ArgumentParser) -> None:

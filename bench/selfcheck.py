@@ -20,7 +20,8 @@ from tabulate import tabulate
 
 from bench import machine, outputs, rivals
 from bench.code import ROOT, read_commit
-from bench.gate import Evidence, Options, gather, judge
+from bench.gate import gather
+from bench.gate_verdict import Evidence, Options, judge
 from bench.plan import human_time
 from bench.plant_check import PlantFound, check_plants
 from bench.progress import Reporter

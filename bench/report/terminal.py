@@ -46,7 +46,7 @@ def cost_table(receipt: Receipt, *, color: bool = False) -> str:
     gate = receipt.command == "gate"
     headers = ["commit" if gate else "collector", ("slower" if gate else "isolated") + " %\n[low, high]"]
     headers += [*(["marginal %\n[low, high]"] if marginal else [])]
-    headers += ["own\n%", "syncs\nadded", "verdict"]
+    headers += ["own\n%", "new\nsync", "verdict"]
     rows = [_row(cost, marginal, color) for cost in costs]
     align = ["left", "right", *(["right"] if marginal else []), "right", "right", "left"]
     return tabulate(rows, headers=headers, tablefmt="simple", colalign=align, disable_numparse=True)

@@ -38,8 +38,11 @@ def number(value: float, digits: int = 2) -> str:
 
 
 def interval(value: Interval | None) -> str:
-    """`0.12 [-0.20, 0.44]`, percent."""
-    return "-" if value is None else f"{number(value.percent)} [{number(value.low)}, {number(value.high)}]"
+    """`0.12 [-0.20, 0.44]`, percent; one digit where bounds reach 10%, which are not worth two."""
+    if value is None:
+        return "-"
+    digits = 1 if max(abs(value.low), abs(value.high), abs(value.percent)) >= 10 else 2
+    return f"{number(value.percent, digits)} [{number(value.low, digits)}, {number(value.high, digits)}]"
 
 
 def accounted(percent: float | None) -> str:

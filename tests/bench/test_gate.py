@@ -13,20 +13,8 @@ import pytest
 
 from bench import gate, resident
 from bench.code import ROOT, read_commit
-from bench.gate import (
-    BASE,
-    HEAD,
-    Evidence,
-    Launch,
-    Options,
-    counts_added,
-    first_difference,
-    gather,
-    judge,
-    memory_rise,
-    pairs,
-    run_gate,
-)
+from bench.gate import first_difference, gather, pairs, run_gate
+from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
 from bench.progress import Reporter
 from bench.records import Commit, ExactCounts, ExitCode, Receipt, Verdict
 from bench.worktrees import NoHarness, Tree, checked_out, resolve

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bench import rivals, selfcheck
-from bench.gate import HEAD, Evidence, Launch, pairs
+from bench.gate import pairs
+from bench.gate_verdict import HEAD, Evidence, Launch
 from bench.plant_check import PlantFound, judge_plant, time_plant
 from bench.progress import Reporter
 from bench.records import ExactCounts, ExitCode, Verdict

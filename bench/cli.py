@@ -153,7 +153,7 @@ def _gate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inject", type=percent, default=0.0, metavar="PERCENT", help="slow head by a known share, to see it found"
     )
-    parser.add_argument("--launches", type=natural, metavar="N", help="pairs of processes (default 3 to 6, by the time)")
+    parser.add_argument("--launches", type=natural, metavar="N", help="pairs of processes (default 3 to 10, by the time)")
     parser.add_argument("--subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed")
 
 

@@ -30,9 +30,11 @@ from bench.subject import SegmentRequest, Taken
 from bench.worktrees import NoHarness, Tree, checked_out
 from dflash.config import Config
 
-LAUNCHES = (3, 6)
-"""Fewest and most launches; about two minutes each."""
-LAUNCH_MINUTES = 2.0
+LAUNCHES = (3, 10)
+"""Fewest and most launches: the more there are, the surer the interval is of what differs between them."""
+LAUNCH_MINUTES = 1.0
+BUILD_SHARE = 0.25
+"""No more launches than leave building under this share of the time."""
 MIN_ROUNDS = 4
 """Rounds (of four segments) in a launch, at least."""
 TRACE_STEPS = 12
@@ -80,22 +82,36 @@ def gather(options: Options, base: Tree, head: Tree, reporter: Reporter, *, comp
             return evidence
     if evidence.not_comparable or evidence.incomplete:
         return evidence
-    count = options.launches or min(LAUNCHES[1], max(LAUNCHES[0], round(options.minutes / LAUNCH_MINUTES)))
     evidence.before = machine.read_state()
-    started = time.monotonic()
     try:
-        for number in range(count):
-            left = options.time_s - (time.monotonic() - started)
-            if number >= LAUNCHES[0] and _clear(evidence, options.budget_percent):
-                evidence.stopped = "clear"
-                break
-            launch(options, trees, orders, evidence, number, left / (count - number), reporter)
-        else:
-            evidence.stopped = "time"
+        _launch_all(options, trees, orders, evidence, reporter)
     except WorkerLost as error:
         evidence.incomplete.append(str(error))
     evidence.after = machine.read_state()
     return evidence
+
+
+def _launch_all(
+    options: Options, trees: Sequence[Tree], orders: Mapping[str, Mapping[str, Any]], evidence: Evidence, reporter: Reporter
+) -> None:
+    """One pair of processes after the other, until the answer is clear or the time is up. Raises WorkerLost."""
+    count = options.launches or _between(LAUNCHES, round(options.minutes / LAUNCH_MINUTES))
+    started = time.monotonic()
+    number = 0
+    while number < count:
+        if number >= LAUNCHES[0] and _clear(evidence, options.budget_percent):
+            evidence.stopped = "clear"
+            return
+        left_s = options.time_s - (time.monotonic() - started)
+        build_s = launch(options, trees, orders, evidence, number, left_s / (count - number), reporter)
+        number += 1
+        if number == 1 and not options.launches:
+            count = min(count, _between(LAUNCHES, int(BUILD_SHARE * options.time_s / build_s)))
+    evidence.stopped = "time"
+
+
+def _between(limits: tuple[int, int], value: int) -> int:
+    return min(limits[1], max(limits[0], value))
 
 
 def _order(options: Options, base: Tree, tree: Tree) -> dict[str, Any]:
@@ -132,8 +148,12 @@ def launch(
     number: int,
     time_s: float,
     reporter: Reporter,
-) -> None:
-    """Start both processes, let them take turns for `time_s` in all, end them. Raises WorkerLost."""
+) -> float:
+    """Start both processes, let them take turns for `time_s` in all, end them. Returns the seconds that building took.
+
+    Raises:
+        WorkerLost: one of them died, hung, or does not fit the other.
+    """
     started = time.monotonic()
     workers: list[Resident] = []
     try:
@@ -146,7 +166,9 @@ def launch(
         evidence.cycle = workers[0].cycle
         found = Launch()
         evidence.launches.append(found)
-        _take_turns(options, workers, evidence, found, number, time_s - (time.monotonic() - started), reporter)
+        build_s = time.monotonic() - started
+        _take_turns(options, workers, evidence, found, number, time_s - build_s, reporter)
+        return build_s
     finally:
         for worker in workers:
             worker.close()

@@ -32,7 +32,7 @@ from dflash.config import Config
 MINUTES = 20.0
 INJECTED = (0.0, 1.0, 2.0, 5.0)
 GATE_MINUTES = 1.5
-LAUNCHES = 3
+LAUNCHES = 5
 PLANT_SHARE = 0.4
 """Share of the time that planted faults may take."""
 SCHEMA = "dflash-bench/selfcheck/1"

@@ -66,6 +66,32 @@ def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found
     assert judge(options, evidence).exit_code in (ExitCode.OVER, ExitCode.UNRESOLVED)
 
 
+@pytest.mark.parametrize(
+    ("minutes", "build_s", "clear_after", "launches", "stopped"),
+    [
+        (10.0, 5.0, 99, 10, "time"),  # one a minute
+        (10.0, 30.0, 99, 5, "time"),  # a model that takes long to load: building stays under a quarter
+        (10.0, 200.0, 99, 3, "time"),
+        (1.0, 2.0, 99, 3, "time"),
+        (10.0, 5.0, 6, 6, "clear"),
+    ],
+)
+def test_as_many_launches_as_the_time_and_building_allow(
+    monkeypatch: pytest.MonkeyPatch, minutes: float, build_s: float, clear_after: int, launches: int, stopped: str
+) -> None:
+    evidence = Evidence()
+    asked: list[int] = []
+
+    def launch(*arguments: object) -> float:
+        asked.append(len(asked))
+        return build_s
+
+    monkeypatch.setattr(gate, "launch", launch)
+    monkeypatch.setattr(gate, "_clear", lambda evidence, budget: len(asked) >= clear_after)
+    gate._launch_all(replace(SHORT, minutes=minutes, launches=None), OURS, {}, evidence, QUIET)
+    assert (len(asked), evidence.stopped) == (launches, stopped)
+
+
 @fault
 @pytest.mark.parametrize(
     ("body", "said"),

@@ -60,16 +60,33 @@ def prepare(words: list[str], folder: Path) -> None:
     assert json.loads((folder / words[words.index("--out") + 1]).read_text().splitlines()[0])
 
 
+def export(words: list[str], folder: Path) -> None:
+    ids = write_ids(folder / "ids.jsonl")
+    run_dir = words[words.index("--checkpoint") + 1]
+    assert run([*small(["train"]), "--set", f"data.path={ids}", "--out", run_dir]) == 0
+    assert run(words) == 0
+    assert (folder / words[words.index("--out") + 1] / "model.safetensors").exists()
+
+
+def evaluate(words: list[str], folder: Path) -> None:
+    """Decoding has tests of its own; here its options."""
+    known(words[1:], [sys.executable, "-m", "dflash", "eval", "--help"])
+
+
 def doctor(words: list[str], folder: Path) -> None:
     assert run(words) == 0
 
 
 def checked_elsewhere(words: list[str], folder: Path) -> None:
     """Commands whose behaviour has tests of its own; here only that they are known."""
-    shown = subprocess.run([sys.executable, "-m", "bench", words[3], "--help"], capture_output=True, text=True, cwd=ROOT)
-    assert shown.returncode == 0
-    for word in words[4:]:
-        if word.startswith("--"):
+    known(words[4:], [sys.executable, "-m", "bench", words[3], "--help"])
+
+
+def known(words: list[str], help_command: list[str]) -> None:
+    shown = subprocess.run(help_command, capture_output=True, text=True, cwd=ROOT)
+    assert shown.returncode == 0, shown.stderr
+    for word in words:
+        if word.startswith("--") and word != "--":
             assert word.partition("=")[0] in shown.stdout
 
 
@@ -84,6 +101,8 @@ def pytest_face(words: list[str], folder: Path) -> None:
 RUNNERS = {
     "dflash train": train,
     "dflash prepare": prepare,
+    "dflash eval": evaluate,
+    "dflash export": export,
     "dflash doctor": doctor,
     "python -m bench": checked_elsewhere,
     "python -m nox": nox_session,

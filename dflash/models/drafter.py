@@ -32,7 +32,7 @@ class DrafterShape:
 
     Attributes:
         sliding_layers: the first so many layers see a sliding window and are causal in their block.
-        attention: how attention is computed (not part of the checkpoint).
+        attention, compile: how it is computed (not part of the checkpoint).
     """
 
     hidden_size: int
@@ -51,6 +51,7 @@ class DrafterShape:
     sliding_window: int = 2048
     sliding_layers: int = 0
     attention: str = "auto"
+    compile: bool = False
 
     @property
     def taps(self) -> int:
@@ -94,6 +95,7 @@ class DrafterShape:
             sliding_window=config.sliding_window,
             sliding_layers=config.sliding_layers,
             attention=config.attention,
+            compile=config.compile,
         )
 
 

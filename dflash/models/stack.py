@@ -17,6 +17,7 @@ import torch
 from dflash.models import pieces
 from dflash.models.attention import Attention, Places, prepare
 from dflash.models.blocks import scored_slots, slot_positions
+from dflash.models.pieces_compiled import compiled
 from dflash.models.rows import DistinctRows, EveryRow, Rows
 from dflash.models.split import SplitKernel
 from dflash.models.workspace import Workspace
@@ -95,6 +96,7 @@ class Stack:
         self.workspace = Workspace(flat.working)
         self.dtype = flat.working.dtype
         self.passes = 0
+        self.pieces: Any = compiled() if self.shape.compile else pieces
 
         def weight(*names: str) -> Weight:
             return Weight(flat.joined(flat.working, names), flat.joined(flat.grad, names))
@@ -141,7 +143,7 @@ class _Pass:
     def __init__(self, stack: Stack, features: torch.Tensor, places: Places, limits: Limits | None) -> None:
         self.stack, self.number = stack, stack.passes
         shape = stack.shape
-        self.shape, self.dtype, self.take = shape, stack.dtype, stack.workspace.take
+        self.shape, self.dtype, self.take, self.pieces = shape, stack.dtype, stack.workspace.take, stack.pieces
         self.features = features.flatten(0, 1)
         self.batch, self.count = places.anchors.shape
         self.size, self.context = places.block_size, places.context
@@ -185,7 +187,7 @@ class _Pass:
         take, shape = self.take, x.shape
         hat = take(f"hat.{name}", shape, self.dtype)
         inverse = take(f"inverse.{name}", (*shape[:-1], 1), torch.float32)
-        pieces.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(shape))
+        self.pieces.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(shape))
         out = torch.mul(hat, weight.value, out=take(f"normed.{name}", shape, self.dtype))
         return _Normed(hat, inverse, out)
 
@@ -196,7 +198,7 @@ class _Pass:
         """Norm over each head without its weight, which goes into the rotary tables. `x` `[rows, heads, d]`, strided."""
         hat = self.take(f"hat.{name}", x.shape, self.dtype)
         inverse = self.take(f"inverse.{name}", (*x.shape[:-1], 1), torch.float32)
-        pieces.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(x.shape))
+        self.pieces.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(x.shape))
         return _Normed(hat, inverse, hat)
 
     def _context_keys(self, index: int, weights: LayerWeights) -> tuple[torch.Tensor, torch.Tensor]:
@@ -209,8 +211,8 @@ class _Pass:
         self.saved[index]["context"] = normed
         room = self.kernels[self.shape.window(index)].context_buffer
         keys, values = (room(f"context_{name}{index}", kv_heads, d, self.dtype) for name in ("keys", "values"))
-        tables = pieces.weighted_tables(self.context_tables, weights.k_norm.value)
-        pieces.rotate_into(normed.hat.view(batch, context, kv_heads, d), tables, keys[:, :, -context:].transpose(1, 2))
+        tables = self.pieces.weighted_tables(self.context_tables, weights.k_norm.value)
+        self.pieces.rotate_into(normed.hat.view(batch, context, kv_heads, d), tables, keys[:, :, -context:].transpose(1, 2))
         values[:, :, -context:].transpose(1, 2).copy_(split[:, 1].view(batch, context, kv_heads, d))
         return keys, values
 
@@ -231,9 +233,9 @@ class _Pass:
         )
         for name, part, weight, plain, out in parts:
             head = saved[name] = self._head_norm(f"{name}{index}", part)
-            cos, sin = pieces.weighted_tables(plain, weight.value)
+            cos, sin = self.pieces.weighted_tables(plain, weight.value)
             for slots, states in projected.spread(head.hat):
-                pieces.rotate_into(states, (cos[:, :, slots], sin[:, :, slots]), self._rows_first(out)[:, :, slots])
+                self.pieces.rotate_into(states, (cos[:, :, slots], sin[:, :, slots]), self._rows_first(out)[:, :, slots])
         for slots, states in projected.spread(qkv[:, -kv_heads:]):
             self._rows_first(value)[:, :, slots].copy_(states)
         kernel = self.kernels[self.shape.window(index)]
@@ -259,7 +261,7 @@ class _Pass:
         weights.gate_up.product(normed.out, gate_up)
         activated = saved["activated"] = take(f"activated{index}", (self.rows, inner), self.dtype)
         gated = saved["gated"] = take(f"gated{index}", (self.rows, inner), self.dtype)
-        pieces.gate_forward(gate_up[:, :inner], gate_up[:, inner:], activated, gated)
+        self.pieces.gate_forward(gate_up[:, :inner], gate_up[:, inner:], activated, gated)
         x.addmm_(gated, weights.down.value.t())
 
     # ---- backward
@@ -285,7 +287,7 @@ class _Pass:
         """Add the gradient of a norm's weight, and of its input to `into`; `dy` is overwritten."""
         hat = normed.hat.view(dy.shape)
         product = self.take("product", dy.shape, self.dtype)
-        dhat = pieces.norm_backward(dy, hat, normed.inverse, weight.value, weight.grad, product)
+        dhat = self.pieces.norm_backward(dy, hat, normed.inverse, weight.value, weight.grad, product)
         if into is not None:
             into.addcmul_(dhat.view(into.shape), normed.inverse.view(*into.shape[:-1], 1).to(self.dtype))
 
@@ -295,7 +297,7 @@ class _Pass:
         weights.down.add_grad(dx, saved["gated"])
         gate_up = saved["gate_up"]
         dgate_up = take("dgate_up", gate_up.shape, self.dtype)
-        pieces.gate_backward(
+        self.pieces.gate_backward(
             dgated, gate_up[:, :inner], gate_up[:, inner:], saved["activated"], dgate_up[:, :inner], dgate_up[:, inner:]
         )
         weights.gate_up.add_grad(dgate_up, saved["norm2"].out)
@@ -318,7 +320,7 @@ class _Pass:
             ("k", dkey, weights.k_norm, self.slot_tables, dqkv[:, self.heads : -kv_heads]),
         ):
             turned = take("dturned", self._rows_first(dy).shape, self.dtype)
-            pieces.rotate_back_into(self._rows_first(dy), tables, turned)
+            self.pieces.rotate_back_into(self._rows_first(dy), tables, turned)
             self._head_norm_backward(saved[name], projected.gathered(turned, self.stack.workspace), weight, part)
         projected.gather(self._rows_first(dvalue), dqkv[:, -kv_heads:])
         flat = dqkv.flatten(1)
@@ -329,7 +331,7 @@ class _Pass:
         dboth = take("dcontext_kv", (batch * context, 2 * kv_heads * d), self.dtype)
         dsplit = dboth.view(batch * context, 2, kv_heads, d)
         turned = take("dturned", (batch, context, kv_heads, d), self.dtype)
-        pieces.rotate_back_into(dfar_key.transpose(1, 2), self.context_tables, turned)
+        self.pieces.rotate_back_into(dfar_key.transpose(1, 2), self.context_tables, turned)
         self._head_norm_backward(saved["context"], turned.flatten(0, 1), weights.k_norm, dsplit[:, 0])
         dsplit[:, 1].view(batch, context, kv_heads, d).copy_(dfar_value.transpose(1, 2))
         weights.kv.add_grad(dboth, self.feature.out)
@@ -339,7 +341,7 @@ class _Pass:
         """Through the norm of each head: `dy` `[rows, heads, d]`, overwritten; `out` of its shape, strided."""
         flat = dy.view(-1, self.d)
         product = self.take("product", flat.shape, self.dtype)
-        dhat = pieces.norm_backward(flat, head.hat.view(-1, self.d), head.inverse, weight.value, weight.grad, product)
+        dhat = self.pieces.norm_backward(flat, head.hat.view(-1, self.d), head.inverse, weight.value, weight.grad, product)
         torch.mul(dhat.view(out.shape), head.inverse.to(self.dtype), out=out)
 
 

@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+import dflash.models.stack
 from dflash.models.drafter import Drafter
 from dflash.models.objective import BlockObjective
 from dflash.models.optimizer import FlatParameters
+from dflash.models.pieces_compiled import compiled
 from tests.models.cases import Case, gradients, loss_of, make_case, make_drafter, run
 from tests.models.watch import watch
 
@@ -74,6 +76,18 @@ def test_any_attention_serves_through_an_island():
     found_loss, found, _ = by_stack(case, attention="dense")
     assert found_loss == pytest.approx(loss, rel=1e-6)
     assert_same(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_pieces_give_the_same(dtype, monkeypatch):
+    """Traced as for a GPU, run by torch's own operations: code generation is torch's to test, and takes minutes here."""
+    monkeypatch.setattr(dflash.models.stack, "compiled", lambda: compiled("aot_eager"))
+    case = make_case()
+    loss, expected = by_modules(case, sliding_layers=1, sliding_window=9)
+    found_loss, found, _ = by_stack(case, dtype, case.limits, compile=True, sliding_layers=1, sliding_window=9)
+    exact = dtype == torch.float32
+    assert found_loss == pytest.approx(loss, rel=1e-6 if exact else 5e-3)
+    assert_same(found, expected, 1e-5 if exact else 6e-2)
 
 
 def test_gradients_add_up_over_passes():

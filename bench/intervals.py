@@ -293,7 +293,8 @@ def interval(rounds: Rounds, ceiling: Rounds | None = None, alpha: float = NOMIN
     if above is not None:
         high = min(found.theta + found.bound(alpha / 2), above.theta + above.bound(alpha / 2))
     return Interval(
-        percent=slowdown_percent(found.theta),
+        # Where the other arms bound the cost below its own estimate, the estimate goes down to the bound with it.
+        percent=slowdown_percent(min(found.theta, high)),
         low=slowdown_percent(low),
         high=slowdown_percent(high),
         mde=slowdown_percent(minimum_detectable(found, lower_alpha)),

@@ -11,13 +11,17 @@ from dflash.pipeline.scalars_log import StepScalars
 from dflash.pipeline.trainer import TrainResult
 
 
+START = 10
+"""Steps averaged at the start of a run: few, since the loss falls fastest there."""
+
+
 def window(scalars: list[StepScalars]) -> int:
-    """Steps averaged at each end of a run."""
-    return max(1, min(50, len(scalars) // 10))
+    """Steps averaged at the end of a run."""
+    return max(1, min(100, len(scalars) // 10))
 
 
 def as_dict(config: Config, result: TrainResult, bottleneck: str = "") -> dict[str, object]:
-    """The figures of a run. Loss and accuracies: means over the first and last `window` steps."""
+    """The figures of a run. Loss and accuracies: means over the first `START` and the last `window` steps."""
     rows, span = result.scalars, window(result.scalars)
     figures: dict[str, object] = {
         "name": config.name,
@@ -33,7 +37,7 @@ def as_dict(config: Config, result: TrainResult, bottleneck: str = "") -> dict[s
         "bottleneck": bottleneck,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
     }
-    for name, part in (("first", rows[:span]), ("last", rows[-span:])):
+    for name, part in (("first", rows[:START]), ("last", rows[-span:])):
         if part:
             figures[name] = {
                 "loss": fmean(r.loss for r in part),
@@ -56,7 +60,7 @@ def text(config: Config, result: TrainResult, run_dir: Path, bottleneck: str = "
     rows, span = result.scalars, window(result.scalars)
     if not rows:
         return f"{config.name}: no step was done\n"
-    first, last = rows[:span], rows[-span:]
+    first, last = rows[:START], rows[-span:]
     state = "finished" if result.finished else "stopped"
     lines = [
         f"{config.name}: {state} after {len(rows)} steps, {result.seconds:.1f} s, "
@@ -65,7 +69,7 @@ def text(config: Config, result: TrainResult, run_dir: Path, bottleneck: str = "
         f"  slot-1 accuracy  {fmean(r.slot_accuracy[0] for r in first):8.3f} -> {fmean(r.slot_accuracy[0] for r in last):.3f}",
         f"  accept length    {fmean(r.accept_length for r in first):8.3f} -> {fmean(r.accept_length for r in last):.3f}",
         *([f"  {bottleneck}"] if bottleneck else []),
-        f"  means of the first and last {span} steps; run folder {run_dir}",
+        f"  means of the first {len(first)} and the last {span} steps; run folder {run_dir}",
     ]
     return "\n".join(lines) + "\n"
 

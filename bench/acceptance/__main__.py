@@ -6,11 +6,15 @@ Every stage leaves its result in the run's folder, and the same command goes on 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from bench.acceptance.recipe import Recipe
 from bench.cli import Parser

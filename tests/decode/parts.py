@@ -108,11 +108,22 @@ def sliding_model() -> Any:
     )
 
 
+def wrapped_model() -> Any:
+    """Qwen3.5 as it is released: the text model inside one for images."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    return shaken(
+        Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=hybrid_model().config.to_dict(), vision_config=vision))
+    )
+
+
 MODELS = {
     "hybrid": hybrid_model,
     "next": next_model,
     "full": full_model,
     "sliding": sliding_model,
+    "wrapped": wrapped_model,
 }
 
 

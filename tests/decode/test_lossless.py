@@ -11,7 +11,7 @@ from dflash.errors import UserError
 from dflash.generate import Cycle, decode_plainly, speculate
 from tests.decode import parts
 
-FAMILIES = list(parts.MODELS)
+FAMILIES = ["hybrid", "next", "full", "sliding"]
 N = 20
 
 
@@ -159,6 +159,17 @@ def test_rows_do_not_disturb_each_other(family, target_of):
     together = speculate(target, drafter, prompts, max_new_tokens=12)
     alone = [speculate(target, drafter, [prompt], max_new_tokens=12).rows[0] for prompt in prompts]
     assert [row.cycles for row in together.rows] == [row.cycles for row in alone]
+
+
+def test_a_text_model_in_a_wrapper(target_of, monkeypatch):
+    target = target_of("wrapped")
+    decoded, texts = decode_with_oracle(target, (9, 14), monkeypatch)
+    assert [row.tokens for row in decoded.rows] == texts
+    ids = parts.prompts((9,))[0]
+    for token in texts[0][:6]:
+        with torch.no_grad():
+            assert int(target.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()) == token
+        ids = [*ids, token]
 
 
 @pytest.mark.parametrize(

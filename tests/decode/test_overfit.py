@@ -11,6 +11,7 @@ from dflash.commands.eval import evaluate
 from dflash.commands.export import export
 from dflash.commands.train import train
 from dflash.errors import UserError
+from dflash.evaluate import is_tie
 from dflash.generate import decode_plainly, speculate
 from dflash.released import build_drafter, load_released, load_trained
 from tests.decode import parts
@@ -112,6 +113,27 @@ def test_a_text_that_is_not_the_targets_own_is_exit_code_1(run, monkeypatch, cap
     rc = evaluate(None, None, folder / "run", None, prompts, out=folder / "eval3", **OPTIONS)
     assert rc == 1
     assert "DIFFER" in capsys.readouterr().out
+
+
+def test_ties_are_told_from_faults(run):
+    _, target, answer = run
+    prefix = PROMPT + answer[:9]
+    with torch.no_grad():
+        logits = target.model(torch.tensor([prefix]), use_cache=False).logits[0, -1]
+    best, second = logits.topk(2).indices.tolist()
+    assert not is_tie(target, prefix, best, second)
+    head = target.model.get_output_embeddings().weight
+    kept = head[second].clone()
+    try:
+        with torch.no_grad():
+            head[second] = head[best]  # now the target itself cannot tell the two apart
+        assert is_tie(target, prefix, best, second)
+        assert not is_tie(target, prefix, best, int(logits.argmin()))
+        worst = logits.topk(5).indices[-2:].tolist()
+        assert not is_tie(target, prefix, *worst)  # two equal ones that neither is the best would be no excuse
+    finally:
+        with torch.no_grad():
+            head[second] = kept
 
 
 @pytest.mark.parametrize("both", [True, False])

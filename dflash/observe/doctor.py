@@ -54,7 +54,7 @@ def page(findings: list[Finding], colour: bool = False) -> str:
     lines = ["What this machine can run and observe", ""]
     for finding in findings:
         state = f"{finding.state:<8}"
-        first, *rest = textwrap.wrap(finding.text, _WIDTH - len(indent)) or [""]
+        first, *rest = textwrap.wrap(finding.text, _WIDTH - len(indent), break_on_hyphens=False) or [""]
         if colour:
             state = f"\033[{_COLOURS[finding.state]}m{state}\033[0m"
         lines.append(f"  {finding.name:<{widest}}  {state}{first}")
@@ -106,19 +106,58 @@ def check_cuda() -> tuple[State, str]:
 
 
 def check_nvml() -> tuple[State, str]:
+    """Reads everything once, and says what a GPU refuses: a MIG instance has no utilisation, say."""
     try:
-        import pynvml
+        from dflash.observe.nvml import READINGS, pynvml
     except ImportError:
         return "absent", "nvidia-ml-py is not installed: gpu/* is off"
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return "absent", f"no NVML ({error}): gpu/* is off"
+    refused: dict[str, str] = {}
     try:
         count, driver = pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion()
+        for index in range(count):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            for name, read in READINGS.items():
+                try:
+                    read(handle)
+                except pynvml.NVMLError as error:
+                    refused.setdefault(name, f"no {name} on GPU {index} ({error})")
     finally:
         pynvml.nvmlShutdown()
-    return "ok", f"{count} GPUs seen, driver {driver}: gpu/* is on"
+    return "ok", "; ".join((f"{count} GPUs seen, driver {driver}: gpu/* is on", *refused.values()))
+
+
+def check_collectors() -> tuple[State, str]:
+    """The six families, and what a recorded span costs on this machine."""
+    import torch
+
+    from dflash.observe.registry import COLLECTORS
+
+    cuda = torch.cuda.is_available()
+    off = {} if cuda else {"gpu": "no GPU", "cuda": "no GPU"}
+    if cuda and check_nvml()[0] != "ok":
+        off = {"gpu": "no NVML"}
+    on = [collector.name for collector in COLLECTORS if collector.name not in off]
+    clock = "CUDA events" if cuda else "the host clock"
+    text = f"{', '.join(on)}; stages by {clock}, a span costs {_span_ns():.0f} ns here"
+    return "ok", "; ".join((text, *(f"{name} has nothing to report: {why}" for name, why in off.items())))
+
+
+def _span_ns() -> float:
+    from dflash.observe.accounting import cost_ns
+    from dflash.observe.recorder import StageTimer
+
+    timer = StageTimer("probe")
+    timer.switch(True)
+
+    def span() -> None:
+        timer.start()
+        timer.stop()
+
+    return cost_ns(span)
 
 
 def check_kernels() -> tuple[State, str]:
@@ -196,6 +235,7 @@ CHECKS: tuple[tuple[str, Callable[[], tuple[State, str]]], ...] = (
     ("import name", check_clash),
     ("CUDA", check_cuda),
     ("NVML", check_nvml),
+    ("collectors", check_collectors),
     ("kernels", check_kernels),
     ("attention", check_flex),
     ("sync counters", check_sync_counters),

@@ -82,6 +82,7 @@ class Layout:
         (gpu,) = [one for one in self.observer._collectors if isinstance(one, GpuCollector)]
         gpu._opener = threading.current_thread()  # as if NVML had been opened
         gpu._readers = tuple(SimulatedReader(index) for index in range(TARGETS + DRAFTERS))  # type: ignore[assignment]
+        gpu.close = lambda: None  # type: ignore[method-assign]
         self.observer.switch("gpu", True)
 
     def _recorder(self, role: Role, index: int, gpu: int) -> WorkerRecorder:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 
+import pynvml
 import pytest
+import torch
 
 from dflash.cli import run
 from dflash.observe import doctor
+from tests.observe import nvml_stub
 
 
 def test_the_page_fits_80_columns_and_names_every_check(capsys):
@@ -57,3 +61,28 @@ def test_colours_only_when_asked():
     findings = [doctor.Finding("a", "ok", "b")]
     assert "\033[32m" in doctor.page(findings, colour=True)
     assert "\033" not in doctor.page(findings)
+
+
+@pytest.mark.skipif(nvml_stub.COMPILER is None, reason="no C compiler for the stub of libnvidia-ml")
+def test_nvml_says_what_a_gpu_refuses(tmp_path, monkeypatch):
+    loaded = ctypes.CDLL(str(nvml_stub.compile_stub(tmp_path)))
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(pynvml, "CDLL", lambda name: loaded)
+    stub = nvml_stub.Stub(loaded)
+    stub.add("GPU-0")
+    stub.code(stub.add("GPU-1"), "utilisation", nvml_stub.NOT_SUPPORTED)
+    state, text = doctor.check_nvml()
+    assert (state, text) == ("ok", "2 GPUs seen, driver 999.1: gpu/* is on; no utilisation on GPU 1 (Not Supported)")
+    assert stub.open == 0
+
+
+def test_collectors_that_have_nothing_to_report_say_why(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    _, text = doctor.check_collectors()
+    assert text.startswith("profile, pipeline, workers, batch; stages by the host clock, a span costs ")
+    assert text.endswith("gpu has nothing to report: no GPU; cuda has nothing to report: no GPU")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor, "check_nvml", lambda: ("absent", "no NVML"))
+    _, text = doctor.check_collectors()
+    assert text.startswith("profile, pipeline, workers, batch, cuda; stages by CUDA events")

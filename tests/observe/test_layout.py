@@ -1,0 +1,40 @@
+"""Eight GPUs, simulated: five targets and three drafters. How many keys, how many bytes, how long a tick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash.observe.metric import find_metric
+from dflash.observe.registry import METRICS
+from tests.observe.layout import DRAFTERS, TARGETS, Layout, measure
+
+
+def test_keys_bytes_and_tick_time(tmp_path: Path) -> None:
+    found = measure(tmp_path, windows=6)
+    print(found)
+    # W&B keeps under 10,000 names a project, and a few hundred points a second; a window is one call.
+    assert 200 < found.keys < 300
+    assert found.flush_bytes < 20_000
+    # A thousandth of a second of tick is a per mille of one core at a tick a second; five leave room for a busy machine.
+    assert found.tick_ms < 5.0
+
+
+def test_every_worker_and_every_gpu_is_on_the_dashboard(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.start()
+    for _ in range(3):
+        layout.work()
+        layout.observer._monitor.tick()
+    layout.work()
+    layout.observer._monitor.tick(last=True)
+    layout.observer.close()
+    values = layout.sink.of("metrics")[0].values
+    for role, count in (("target", TARGETS), ("drafter", DRAFTERS)):
+        for index in range(count):
+            for key in ("tokens_per_second", "wait_in_s", "wait_out_s", "step", "batches"):
+                assert f"{role}/{index}/{key}" in values
+        assert f"{role}/skew" in values
+    for gpu in range(TARGETS + DRAFTERS):
+        assert f"gpu/{gpu}/util_pct" in values
+        assert f"cuda/{gpu}/reserved_gb" in values
+    assert not [key for key in values if find_metric(METRICS, key) is None]

@@ -44,6 +44,8 @@ class SplitKernel:
     Queries come already scaled by 1/sqrt(d).
     """
 
+    scales_queries = False
+
     def __init__(
         self,
         places: Places,

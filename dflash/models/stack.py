@@ -60,6 +60,8 @@ class LayerWeights:
 class Island:
     """Any attention of `attention.py`, differentiated by autograd inside the written-out pass."""
 
+    scales_queries = True
+
     def __init__(self, attention: Attention, places: Places, workspace: Workspace) -> None:
         self.attention, self.workspace = attention, workspace
         self.shape = (places.anchors.shape[0], places.context)
@@ -75,10 +77,9 @@ class Island:
         size = key.shape[3]
         groups = rows // size
         with torch.enable_grad():
-            heads = query * d**0.5  # they come scaled, and these attentions scale by themselves
-            heads = heads.view(batch, kv_heads, count, groups, size, d).transpose(2, 3).reshape(batch, -1, count * size, d)
+            heads = query.view(batch, kv_heads, count, groups, size, d).transpose(2, 3).reshape(batch, -1, count * size, d)
             out = self.attention(heads, key.flatten(2, 3), value.flatten(2, 3), context_key, context_value)
-            out = out.view(batch, kv_heads, groups, count, size, d).transpose(2, 3).reshape(query.shape)
+            out = out.reshape(batch, kv_heads, groups, count, size, d).transpose(2, 3).reshape(query.shape)
         return out.detach(), (out, (query, key, value, context_key, context_value))
 
     def backward(self, saved: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -154,9 +155,10 @@ class _Pass:
         stack.rotary.grow(self.context + self.size, features.device, self.dtype)
         cos, sin = stack.rotary.cos, stack.rotary.sin
         positions = slot_positions(places.anchors, self.size)
-        # [batch, anchors, block, 1, 1, d] and [1, context, 1, d]; queries are scaled as they are turned.
+        # [batch, anchors, block, 1, 1, d] and [1, context, 1, d]; queries may be scaled as they are turned.
         self.slot_tables = (cos[positions][:, :, :, None, None], sin[positions][:, :, :, None, None])
-        self.query_tables = (self.slot_tables[0] * self.d**-0.5, self.slot_tables[1] * self.d**-0.5)
+        scale = 1.0 if next(iter(self.kernels.values())).scales_queries else self.d**-0.5
+        self.query_tables = (self.slot_tables[0] * scale, self.slot_tables[1] * scale)
         self.context_tables = (cos[: self.context][None, :, None], sin[: self.context][None, :, None])
         self.saved: list[dict[str, Any]] = []
 

@@ -71,6 +71,7 @@ class Monitor:
     ) -> None:
         self._collectors, self._sinks = collectors, sinks
         self._tick_s, self._flush_s = tick_s, flush_s
+        self._live = any("live" in sink.sink.kinds for sink in sinks)
         self._before_tick, self._fail, self._totals, self._step = before_tick, fail, totals, step
         self._window = FlushWindow(find)
         self.run_window = FlushWindow(find)
@@ -93,7 +94,7 @@ class Monitor:
         for collector in self._collectors:
             if collector.on:
                 # A first reading to count from, before the workers move.
-                self._ask(collector, partial(collector.tick, self._started_ns))
+                self._ask(collector, partial(collector.begin, self._started_ns))
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -104,10 +105,17 @@ class Monitor:
 
     def send(self, kind: RowKind, values: dict[str, Any], step: int | None = None, seconds: float = 0.0) -> None:
         """Put a row into the outboxes that want it. From any thread; never waits."""
-        row = Row(kind, self.elapsed_s, self._step() if step is None else step, values, seconds)
+        self._post([Row(kind, self.elapsed_s, self._step() if step is None else step, values, seconds)])
+
+    def send_train(self, late: Sequence[tuple[int, dict[str, float]]]) -> None:
+        """Likewise for training scalars, (step, values) each; all at once, so that a sink wakes once."""
+        elapsed_s = self.elapsed_s
+        self._post([Row("train", elapsed_s, step, values) for step, values in late])
+
+    def _post(self, rows: list[Row]) -> None:
         for sink in self._sinks:
-            if kind in sink.sink.kinds:
-                sink.outbox.put(row)
+            if rows[0].kind in sink.sink.kinds:
+                sink.outbox.put(*rows)
 
     # -- the thread -------------------------------------------------------------------------------------------------
 
@@ -136,20 +144,37 @@ class Monitor:
         """Sample every collector that is on; flush when it is time, or when this is the last tick."""
         now_ns = perf_counter_ns()
         self._before_tick()
-        values: dict[str, float] = {}
-        for collector in self._collectors:
-            if collector.on:
-                values.update(self._ask(collector, partial(collector.tick, now_ns)))
-        values.update(self._self_report(lateness_ms))
+        window_s = (now_ns - self._flushed_ns) / 1e9
+        flushing = last or window_s >= self._flush_s - self._tick_s / 2
         seconds, self._last_ns = (now_ns - self._last_ns) / 1e9, now_ns
-        self._window.add(values, seconds)
+        states, counts = self._sample(now_ns, self._live or flushing)
+        states.update(self._self_report(lateness_ms))
+        self._window.add(states, seconds)
+        self._window.add(counts, seconds if self._live else window_s)
         self.ticks += 1
-        self.send("live", values, seconds=seconds)
-        if last or (now_ns - self._flushed_ns) / 1e9 >= self._flush_s - self._tick_s / 2:
-            window_s, self._flushed_ns = (now_ns - self._flushed_ns) / 1e9, now_ns
+        if self._live:
+            self.send("live", states | counts, seconds=seconds)
+        if flushing:
+            self._flushed_ns = now_ns
             self._flush(window_s)
         self._tick_ms = (perf_counter_ns() - now_ns) / 1e6
         self.cpu_s = time.thread_time()
+
+    def _sample(self, now_ns: int, everything: bool) -> tuple[dict[str, float], dict[str, float]]:
+        """States and counts; without a screen the counts keep until the flush, which costs less."""
+        states: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for collector in self._collectors:
+            if not collector.on:
+                continue
+            if collector.fresh:
+                self._ask(collector, partial(collector.begin, now_ns))
+            elif everything or collector.every_tick:
+                values = self._ask(collector, partial(collector.sample, now_ns))
+                (states if collector.every_tick else counts).update(values)
+            else:
+                self._ask(collector, collector.gather)
+        return states, counts
 
     def _ask(self, collector: Collector, question: Callable[[], dict[str, float]]) -> dict[str, float]:
         started_ns = time.thread_time_ns()

@@ -17,7 +17,7 @@ from dflash.errors import UserError, nearest
 from dflash.observe.accounting import SHARED, Account
 from dflash.observe.bottleneck import find_bottleneck
 from dflash.observe.collectors.base import Collector, Sources
-from dflash.observe.metric import find_metric
+from dflash.observe.metric import MetricIndex
 from dflash.observe.monitor import Monitor, Totals
 from dflash.observe.outbox import SinkThread
 from dflash.observe.recorder import WorkerRecorder
@@ -80,7 +80,7 @@ class Observer:
             flush_s=config.flush_s,
             before_tick=self._before_tick,
             fail=self._fail,
-            find=lambda key: find_metric(METRICS, key),
+            find=MetricIndex(METRICS).find,
             totals=self._totals,
             step=self._step,
         )
@@ -196,9 +196,9 @@ class Observer:
     # -- called by the monitor ------------------------------------------------------------------------------------------
 
     def _before_tick(self) -> None:
-        while self._late:
-            step, values = self._late.popleft()
-            self._monitor.send("train", values, step)
+        late = [self._late.popleft() for _ in range(len(self._late))]
+        if late:
+            self._monitor.send_train(late)
         for recorder in self._sources.recorders:
             fault, recorder.fault = recorder.fault, None
             if fault is not None:

@@ -27,13 +27,13 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def put(self, row: Any) -> None:
-        """Add a row; never waits for the sink."""
+    def put(self, *rows: Any) -> None:
+        """Add rows; never waits for the sink."""
         with self._changed:
-            if len(self._rows) >= self._capacity:
+            self._rows.extend(rows)
+            while len(self._rows) > self._capacity:
                 self._rows.popleft()
                 self.dropped += 1
-            self._rows.append(row)
             self._changed.notify()
 
     def take(self) -> list[Any] | None:

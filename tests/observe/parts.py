@@ -92,7 +92,7 @@ class ListSink(Sink):
     """Keeps its rows; may be told to fail."""
 
     name: ClassVar[str] = "list"
-    kinds: ClassVar[frozenset[RowKind]] = frozenset({"run", "metrics", "live", "train", "event", "summary"})
+    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "live", "train", "event", "summary"})
 
     def __init__(self) -> None:
         self.rows: list[Row] = []

@@ -22,7 +22,7 @@ SECOND = 1_000_000_000
 def on(collector: Any, now_ns: int = 0) -> Any:
     """Switched on and primed at `now_ns`."""
     collector.switch(True)
-    assert collector.tick(now_ns) == {}
+    assert collector.begin(now_ns) == {}
     return collector
 
 
@@ -36,7 +36,7 @@ def test_pipeline_reads_depth_mix_age_and_deficit() -> None:
     assert source.queue.count
     source.queue.buckets = {128: 3, 256: 3, 512: 0}
     source.queue.oldest = 4 * SECOND
-    values = collector.tick(6 * SECOND)
+    values = collector.sample(6 * SECOND)
     assert values["pipeline/hs_queue_depth"] == 6
     assert values["pipeline/hs_queue_fill_ratio"] == 0.25
     assert values["pipeline/hs_ready_deficit"] == 4
@@ -50,7 +50,7 @@ def test_pipeline_reads_depth_mix_age_and_deficit() -> None:
 def test_pipeline_of_an_empty_queue_has_no_age_and_no_entropy() -> None:
     source = sources()
     source.queue = FakeQueue()
-    values = on(PipelineCollector(source)).tick(SECOND)
+    values = on(PipelineCollector(source)).sample(SECOND)
     assert values["pipeline/hs_queue_depth"] == 0
     assert "pipeline/hs_oldest_age_s" not in values
     assert "pipeline/hs_bucket_entropy" not in values
@@ -62,12 +62,12 @@ def test_pipeline_counts_a_wait_while_it_lasts_and_only_once() -> None:
     queue = source.queue = FakeQueue()
     collector = on(PipelineCollector(source))
     queue.counters.consumer_since_ns[0] = int(0.5 * SECOND)
-    first = collector.tick(SECOND)["pipeline/consumer_wait_s"]
-    second = collector.tick(2 * SECOND)["pipeline/consumer_wait_s"]
+    first = collector.sample(SECOND)["pipeline/consumer_wait_s"]
+    second = collector.sample(2 * SECOND)["pipeline/consumer_wait_s"]
     queue.counters.consumer_since_ns[0] = 0
     queue.counters.consumer_wait_ns += 2 * SECOND
     queue.counters.put_count, queue.counters.get_count = 6, 4
-    third = collector.tick(3 * SECOND)
+    third = collector.sample(3 * SECOND)
     assert (first, second, third["pipeline/consumer_wait_s"]) == pytest.approx((0.5, 1.0, 0.5))
     assert third["pipeline/producer_wait_s"] == 0.0
     assert third["pipeline/target_to_drafter_batch_ratio"] == 1.5
@@ -103,7 +103,7 @@ def test_workers_reports_every_target_and_drafter() -> None:
     first.tokens, first.batches, first.busy_ns = 3000, 3, SECOND
     second.tokens, second.batches, second.busy_ns, second.wait_out_ns = 1000, 1, SECOND // 2, SECOND
     drafter.tokens, drafter.step, drafter.wait_in_ns, drafter.busy_ns = 4000, 17, SECOND // 2, int(1.5 * SECOND)
-    values = collector.tick(2 * SECOND)
+    values = collector.sample(2 * SECOND)
     assert values["target/0/tokens_per_second"] == 1500
     assert values["target/0/capacity_tokens_per_second"] == 3000
     assert values["target/1/capacity_tokens_per_second"] == 2000
@@ -117,7 +117,7 @@ def test_workers_reports_every_target_and_drafter() -> None:
 
 def test_workers_without_progress_has_no_capacity_rather_than_zero() -> None:
     collector, _ = make_workers()
-    values = collector.tick(SECOND)
+    values = collector.sample(SECOND)
     assert values["target/0/tokens"] == 0
     assert "target/0/capacity_tokens_per_second" not in values
     assert "target/skew" not in values
@@ -126,8 +126,8 @@ def test_workers_without_progress_has_no_capacity_rather_than_zero() -> None:
 def test_workers_sees_a_worker_that_is_stuck() -> None:
     collector, (_, _, drafter) = make_workers()
     drafter.wait_in_since_ns = SECOND // 4
-    assert collector.tick(SECOND)["drafter/0/wait_in_s"] == 0.75
-    assert collector.tick(2 * SECOND)["drafter/0/wait_in_s"] == 1.0
+    assert collector.sample(SECOND)["drafter/0/wait_in_s"] == 0.75
+    assert collector.sample(2 * SECOND)["drafter/0/wait_in_s"] == 1.0
 
 
 def test_workers_on_cuda_take_busy_time_from_the_stream_or_not_at_all() -> None:
@@ -139,14 +139,14 @@ def test_workers_on_cuda_take_busy_time_from_the_stream_or_not_at_all() -> None:
     recorder.warm()
     collector = on(WorkersCollector(source))
     recorder.busy_ns = SECOND
-    assert "target/0/busy_s" not in collector.tick(SECOND)
+    assert "target/0/busy_s" not in collector.sample(SECOND)
     recorder.switch_timers(True)
-    collector.tick(2 * SECOND)
+    collector.sample(2 * SECOND)
     timer.start()
     timer.stop()
     device.gpu.finish()
     recorder.step_boundary()
-    assert collector.tick(3 * SECOND)["target/0/busy_s"] == pytest.approx(0.001)
+    assert collector.sample(3 * SECOND)["target/0/busy_s"] == pytest.approx(0.001)
 
 
 # -- batch ------------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_batch_reports_from_the_prefetchers_counts() -> None:
     collector = on(BatchCollector(source))
     prefetcher.counters.add(make_batch((100, 120), 128, 110))
     prefetcher.counters.add(make_batch((200, 220), 256, 100))
-    values = collector.tick(SECOND)
+    values = collector.sample(SECOND)
     assert values["batch/batches"] == 2
     assert values["batch/tokens"] == 640
     assert values["batch/loss_token_fraction"] == pytest.approx(210 / 640)
@@ -180,7 +180,7 @@ def test_batch_reports_from_the_prefetchers_counts() -> None:
 def test_batch_of_a_quiet_tick_has_no_ratios() -> None:
     source = sources()
     source.prefetcher = FakePrefetcher()
-    values = on(BatchCollector(source)).tick(SECOND)
+    values = on(BatchCollector(source)).sample(SECOND)
     assert values == {"batch/batches": 0.0, "batch/tokens": 0.0, "batch/padded_tokens": 0.0}
 
 
@@ -220,18 +220,18 @@ def test_cuda_reports_what_a_worker_left_and_asks_once_a_tick() -> None:
     source.recorders = [recorder]
     collector = on(CudaCollector(source))
     answer(recorder, snapshot(allocs=5))
-    first = collector.tick(SECOND)
+    first = collector.sample(SECOND)
     assert first["cuda/3/allocated_gb"] == 2.0
     assert first["cuda/3/reserved_gb"] == 4.0
     assert first["cuda/3/max_reserved_gb"] == 5.0
     assert first["cuda/3/inactive_split_gb"] == 0.5
     assert "cuda/3/device_allocs" not in first
     answer(recorder, snapshot(allocs=8))
-    second = collector.tick(2 * SECOND)
+    second = collector.sample(2 * SECOND)
     assert second["cuda/3/device_allocs"] == 3
     assert second["cuda/3/alloc_retries"] == 0
     # No step since: nothing to say, rather than the old numbers again.
-    assert collector.tick(3 * SECOND) == {}
+    assert collector.sample(3 * SECOND) == {}
 
 
 def test_cuda_asks_another_worker_of_the_device_when_one_has_ended() -> None:
@@ -241,10 +241,10 @@ def test_cuda_asks_another_worker_of_the_device_when_one_has_ended() -> None:
     collector = on(CudaCollector(source))
     assert target.want_memory
     assert not drafter.want_memory
-    collector.tick(SECOND)
+    collector.sample(SECOND)
     assert not target.want_memory
     answer(drafter, snapshot())
-    assert "cuda/0/allocated_gb" in collector.tick(2 * SECOND)
+    assert "cuda/0/allocated_gb" in collector.sample(2 * SECOND)
 
 
 def test_cuda_leaves_out_what_an_allocator_does_not_tell() -> None:
@@ -253,7 +253,7 @@ def test_cuda_leaves_out_what_an_allocator_does_not_tell() -> None:
     source.recorders = [recorder]
     collector = on(CudaCollector(source))
     answer(recorder, snapshot(inactive_split_bytes=True, num_device_alloc=True))
-    values = collector.tick(SECOND)
+    values = collector.sample(SECOND)
     assert "cuda/0/inactive_split_gb" not in values
     assert "cuda/0/allocated_gb" in values
 
@@ -261,7 +261,7 @@ def test_cuda_leaves_out_what_an_allocator_does_not_tell() -> None:
 def test_cuda_on_the_cpu_says_nothing() -> None:
     source = sources()
     source.recorders = [WorkerRecorder("target", 0, Device("cpu"))]
-    assert on(CudaCollector(source)).tick(SECOND) == {}
+    assert on(CudaCollector(source)).sample(SECOND) == {}
 
 
 # -- profile ----------------------------------------------------------------------------------------------------------
@@ -275,13 +275,13 @@ def test_profile_merges_the_workers_of_a_role() -> None:
     assert all(timer.on for timer in timers)
     timers[0].add(2_000_000)
     timers[1].add(4_000_000)
-    values = collector.tick(SECOND)
+    values = collector.sample(SECOND)
     assert values["profile/target.model_forward_ms"] == pytest.approx(3.0)
     assert values["profile/target.model_forward_ms_max"] == pytest.approx(4.0)
     assert values["profile/target.model_forward_count"] == 2
-    assert collector.tick(2 * SECOND) == {}
+    assert collector.sample(2 * SECOND) == {}
     timers[0].add(9_000_000)
-    collector.tick(3 * SECOND)
+    collector.sample(3 * SECOND)
     window = collector.flush()
     assert window["profile/target.model_forward_count"] == 3
     assert window["profile/target.model_forward_ms"] == pytest.approx(5.0)
@@ -297,6 +297,7 @@ def test_profile_switched_on_again_leaves_out_what_was_before() -> None:
     collector.switch(False)
     timer.add(1_000_000)
     collector.switch(True)
-    assert collector.tick(SECOND) == {}
+    assert collector.fresh
+    assert collector.begin(SECOND) == {}
     timer.add(5_000_000)
-    assert collector.tick(2 * SECOND)["profile/target.model_forward_count"] == 1
+    assert collector.sample(2 * SECOND)["profile/target.model_forward_count"] == 1

@@ -49,7 +49,7 @@ class Watch:
 
     def tick(self) -> dict[str, float]:
         try:
-            return self.collector.tick(0)
+            return self.collector.sample(0)
         except Exception as error:
             self.error = error
             return {}

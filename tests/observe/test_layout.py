@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash.observe.metric import find_metric
+from dflash.observe.metric import MetricIndex
 from dflash.observe.registry import METRICS
 from tests.observe.layout import DRAFTERS, TARGETS, Layout, measure
 
@@ -37,4 +37,4 @@ def test_every_worker_and_every_gpu_is_on_the_dashboard(tmp_path: Path) -> None:
     for gpu in range(TARGETS + DRAFTERS):
         assert f"gpu/{gpu}/util_pct" in values
         assert f"cuda/{gpu}/reserved_gb" in values
-    assert not [key for key in values if find_metric(METRICS, key) is None]
+    assert not [key for key in values if MetricIndex(METRICS).find(key) is None]

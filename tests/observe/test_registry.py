@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import dflash
-from dflash.observe.metric import Metric, find_metric
+from dflash.observe.metric import Metric, MetricIndex
 from dflash.observe.metrics_page import render
 from dflash.observe.registry import COLLECTORS, FAMILIES, METRICS
 
@@ -29,12 +29,12 @@ monitor/tick_ms monitor/lateness_ms monitor/dropped
 
 @pytest.mark.parametrize("key", DESIGN_KEYS.split())
 def test_every_key_of_the_design_has_a_meaning(key: str) -> None:
-    assert find_metric(METRICS, key) is not None
+    assert MetricIndex(METRICS).find(key) is not None
 
 
 def test_a_key_that_nobody_declared_has_none() -> None:
-    assert find_metric(METRICS, "gpu/0/moon_phase") is None
-    assert find_metric(METRICS, "target/0/x/step") is None
+    assert MetricIndex(METRICS).find("gpu/0/moon_phase") is None
+    assert MetricIndex(METRICS).find("target/0/x/step") is None
 
 
 def test_the_page_is_the_registrys() -> None:
@@ -56,12 +56,12 @@ def test_families() -> None:
 def test_weights_are_declared_deltas(metric: Metric) -> None:
     if metric.weight is not None:
         filled = metric.weight.format(i=0, k=1, stage="drafter.forward")
-        weight = find_metric(METRICS, filled)
+        weight = MetricIndex(METRICS).find(filled)
         assert weight is not None
         assert weight.kind == "delta"
 
 
 def test_a_placeholder_of_the_weight_is_filled_from_the_key() -> None:
-    metric = find_metric(METRICS, "target/3/capacity_tokens_per_second")
+    metric = MetricIndex(METRICS).find("target/3/capacity_tokens_per_second")
     assert metric is not None
     assert metric.weight_of("target/3/capacity_tokens_per_second") == "target/3/busy_s"

@@ -43,18 +43,21 @@ class Collector:
     is not available is left out. An exception switches the collector off; nothing else stops.
 
     Attributes:
+        every_tick: sampled at each tick. False: it reports counts only, which keep until the flush when no screen shows them.
         on: its switch.
-        cpu_ns: CPU time that the monitor has spent in `sample` and `flush`.
+        fresh: it has been switched on and not been asked yet.
+        cpu_ns: CPU time that the monitor has spent in it.
     """
 
     name: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]
+    every_tick: ClassVar[bool] = True
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self.on = False
         self.cpu_ns = 0
-        self._fresh = True
+        self.fresh = True
         self._on_since_ns = 0
         self._on_ns = 0
 
@@ -62,7 +65,7 @@ class Collector:
         """Throw the switch of the collector and of its instruments. Called under the observer's lock, from any thread."""
         now_ns = perf_counter_ns()
         if on and not self.on:
-            self._fresh = True
+            self.fresh = True
             self._on_since_ns = now_ns
         elif self.on and not on:
             self._on_ns += now_ns - self._on_since_ns
@@ -76,13 +79,15 @@ class Collector:
     def throw(self, on: bool) -> None:
         """Switch the instruments in the workers' paths; also called when a new recorder or queue arrives."""
 
-    def tick(self, now_ns: int) -> dict[str, float]:
-        """`sample`; the first one after switching on is only a reading to count from. The monitor's thread alone."""
-        if not self._fresh:
-            return self.sample(now_ns)
-        self._fresh = False
+    def begin(self, now_ns: int) -> dict[str, float]:
+        """First call after switching on: a reading to count from, of no use itself. The monitor's thread alone."""
+        self.fresh = False
         self.reset()
         self.sample(now_ns)
+        return {}
+
+    def gather(self) -> dict[str, float]:
+        """Called at a tick that does not sample: take what would not keep until the next one that does."""
         return {}
 
     def reset(self) -> None:

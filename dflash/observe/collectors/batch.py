@@ -45,6 +45,7 @@ class BatchCollector(Collector):
     """
 
     name = "batch"
+    every_tick = False
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("batch/batches", "batches", "delta", "batches collated", _HOST),
         Metric("batch/tokens", "tokens", "delta", "real (non-padding) tokens", _HOST),

@@ -47,12 +47,14 @@ class ProfileCollector(Collector):
     """
 
     name = "profile"
+    every_tick = False
     metrics: ClassVar[tuple[Metric, ...]] = _metrics()
 
     def __init__(self, sources: Sources) -> None:
         super().__init__(sources)
         self._readers: dict[int, tuple[StageTimer, SpanReader]] = {}
         self._window: dict[str, Window] = {}
+        self._since_sample: dict[str, Window] = {}
 
     def _timers(self) -> list[StageTimer]:
         return [timer for recorder in self.sources.recorders for timer in tuple(recorder.timers.values())]
@@ -62,22 +64,27 @@ class ProfileCollector(Collector):
             recorder.switch_timers(on)
 
     def reset(self) -> None:
+        self.gather()
         self._window.clear()
-        for _, reader in self._readers.values():
-            reader.read()
+        self._since_sample.clear()
 
-    def sample(self, now_ns: int) -> dict[str, float]:
-        merged: dict[str, Window] = {}
+    def gather(self) -> dict[str, float]:
+        """The rings are short: empty them at each tick."""
         for timer in self._timers():
             known = self._readers.get(id(timer))
             if known is None:
                 known = self._readers[id(timer)] = (timer, SpanReader(timer))
             window = known[1].read()
             if window is not None:
-                merged.setdefault(timer.name, Window()).add(window)
-        for stage, window in merged.items():
+                self._since_sample.setdefault(timer.name, Window()).add(window)
+        return {}
+
+    def sample(self, now_ns: int) -> dict[str, float]:
+        self.gather()
+        since, self._since_sample = self._since_sample, {}
+        for stage, window in since.items():
             self._window.setdefault(stage, Window()).add(window)
-        return _values(merged)
+        return _values(since)
 
     def flush(self) -> dict[str, float]:
         values = _values(self._window)

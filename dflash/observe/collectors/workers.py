@@ -76,6 +76,7 @@ class WorkersCollector(Collector):
     """
 
     name = "workers"
+    every_tick = False
     metrics: ClassVar[tuple[Metric, ...]] = _metrics()
 
     def __init__(self, sources: Sources) -> None:

@@ -38,7 +38,7 @@ class Sink:
     """
 
     name: ClassVar[str]
-    kinds: ClassVar[frozenset[RowKind]] = frozenset({"run", "metrics", "train", "event", "summary"})
+    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "event", "summary"})
     close_timeout_s: float = 10.0
     retries: ClassVar[bool] = False
 

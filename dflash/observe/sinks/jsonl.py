@@ -13,14 +13,16 @@ from typing import Any, ClassVar
 from dflash.observe.sinks.base import Row, Sink
 
 FILE_NAME = "metrics.jsonl"
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class JsonlSink(Sink):
-    """Appends rows to `metrics.jsonl`, one `write` call for each.
+    """Appends rows to `metrics.jsonl`.
 
     A row is with the operating system when `write` returns, so a killed process loses none that was written. `fsync` runs at
     most once every `fsync_s` and at the end: a machine that loses power loses at most the rows since. On a full disk rows are
-    lost until there is room; a line that was cut short is ended first, so every other line stays readable.
+    lost until there is room; a line that was cut short is ended first, so every other line stays readable. Rows that failed
+    together count as lost together, though some may have been written.
     """
 
     name: ClassVar[str] = "jsonl"
@@ -41,8 +43,7 @@ class JsonlSink(Sink):
     def write(self, rows: list[Row]) -> None:
         if self._file is None:
             self.open()
-        for row in rows:
-            self._append(to_line(row).encode())
+        self._append("".join(map(to_line, rows)).encode())
         if time.monotonic() - self._synced_s >= self._fsync_s:
             self._sync()
 
@@ -51,13 +52,13 @@ class JsonlSink(Sink):
             self._sync()
             self._file.close()
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, lines: bytes) -> None:
         assert self._file is not None
-        data = memoryview(b"\n" + line if self._cut else line)
+        data = b"\n" + lines if self._cut else lines
         while data:
             # A disk that fills up takes the part that fits, and raises at the next call.
             written = self._file.write(data) or 0
-            self._cut = written < len(data)
+            self._cut = data[written - 1 : written] != b"\n" if written else self._cut
             data = data[written:]
 
     def _sync(self) -> None:
@@ -70,9 +71,9 @@ def to_line(row: Row) -> str:
     """A row as one line of strict JSON. JSON lacks NaN and infinities: they become the strings `NaN`, `Infinity`, `-Infinity`."""
     head = {"kind": row.kind, "elapsed_s": round(row.elapsed_s, 6), "step": row.step}
     try:
-        text = json.dumps({**head, "values": row.values}, allow_nan=False)
+        text = _ENCODER.encode({**head, "values": row.values})
     except ValueError:
-        text = json.dumps({**head, "values": _strict(row.values)}, allow_nan=False)
+        text = _ENCODER.encode({**head, "values": _strict(row.values)})
     return text + "\n"
 
 

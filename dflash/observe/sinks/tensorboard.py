@@ -19,7 +19,7 @@ class TensorboardSink(Sink):
     """
 
     name: ClassVar[str] = "tensorboard"
-    kinds: ClassVar[frozenset[RowKind]] = frozenset({"metrics", "train"})
+    kinds: frozenset[RowKind] = frozenset({"metrics", "train"})
 
     def __init__(self, run_dir: Path) -> None:
         if importlib.util.find_spec("tensorboard") is None:

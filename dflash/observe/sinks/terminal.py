@@ -21,13 +21,13 @@ class TerminalSink(Sink):
     """
 
     name: ClassVar[str] = "terminal"
-    kinds: ClassVar[frozenset[RowKind]] = frozenset({"live", "metrics", "train"})
 
     def __init__(self, roles: RoleMap, mode: Literal["auto", "live", "plain"], console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._live_wanted = mode == "live" or (
             mode == "auto" and self._console.is_terminal and not self._console.is_dumb_terminal
         )
+        self.kinds: frozenset[RowKind] = frozenset({"train", "live" if self._live_wanted else "metrics"})
         self._live: Live | None = None
         self.screen = Screen(roles)
 

@@ -37,7 +37,7 @@ class WandbSink(Sink):
     """
 
     name: ClassVar[str] = "wandb"
-    kinds: ClassVar[frozenset[RowKind]] = frozenset({"run", "metrics", "train", "summary"})
+    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "summary"})
 
     def __init__(
         self,

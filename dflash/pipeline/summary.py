@@ -10,7 +10,6 @@ from dflash.config import Config
 from dflash.pipeline.scalars_log import StepScalars
 from dflash.pipeline.trainer import TrainResult
 
-
 START = 10
 """Steps averaged at the start of a run: few, since the loss falls fastest there."""
 

@@ -193,8 +193,10 @@ class DrafterWorker:
             timer.start()
         recorder = self._recorder
         wanted_ns = time.perf_counter_ns() if recorder.count else 0
+        recorder.wait_in_since_ns = wanted_ns
         item = self._queue.get(self.index)
         if wanted_ns:
+            recorder.wait_in_since_ns = 0
             recorder.wait_in_ns += time.perf_counter_ns() - wanted_ns
         if timer.on:
             timer.stop()

@@ -72,11 +72,16 @@ class TargetWorker:
         """One batch. False when there is none left."""
         recorder = self._recorder
         wanted_ns = time.perf_counter_ns() if recorder.count else 0
+        # A wait in progress shows on the dashboard; it is added up before anything else, so that none shows twice.
+        recorder.wait_in_since_ns = wanted_ns
         batch = self._prefetcher.get()
+        started_ns = time.perf_counter_ns() if wanted_ns else 0
+        recorder.wait_in_since_ns = 0
+        recorder.wait_in_ns += started_ns - wanted_ns
         if batch is None:
             return False
+        recorder.step = batch.spec.index
         mark_step(batch.spec.index)
-        started_ns = time.perf_counter_ns() if wanted_ns else 0
         slot = self.pool.take()
         if slot is None:
             return False
@@ -89,7 +94,6 @@ class TargetWorker:
             recorder.batches += 1
             recorder.samples += len(batch.lengths)
             recorder.tokens += batch.tokens
-            recorder.wait_in_ns += started_ns - wanted_ns
             recorder.busy_ns += packed_ns - pooled_ns
             recorder.wait_out_ns += (pooled_ns - started_ns) + (time.perf_counter_ns() - packed_ns)
         recorder.step_boundary()

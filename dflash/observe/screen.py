@@ -29,14 +29,17 @@ class Screen:
     seconds: float = 0.0
     elapsed_s: float = 0.0
     step: int = 0
+    ended: bool = False
     _first: tuple[int, float] | None = None
 
     def update(self, row: Row) -> None:
-        """Take in a `live`, `metrics` or `train` row."""
+        """Take in a `live`, `metrics` or `train` row; a `summary` turns the picture into that of the whole run."""
         self.elapsed_s = max(self.elapsed_s, row.elapsed_s)
         self.step = max(self.step, row.step)
         if row.kind == "train":
             self.train = row.values
+        elif row.kind == "summary":
+            self.values, self.seconds, self.ended = row.values["values"], row.values["elapsed_s"], True
         elif row.kind in ("live", "metrics"):
             self.values, self.seconds = row.values, row.seconds
             if self._first is None and self.step > 0:
@@ -45,7 +48,7 @@ class Screen:
     @property
     def left_s(self) -> float | None:
         """Time left at the pace so far; None while nothing is known."""
-        if self._first is None or not self.roles.total_steps:
+        if self._first is None or not self.roles.total_steps or self.ended:
             return None
         steps, seconds = self.step - self._first[0], self.elapsed_s - self._first[1]
         # `step` is the step in hand, from 0.
@@ -104,7 +107,7 @@ class Screen:
     def _verdict(self) -> Text:
         found = find_bottleneck(self.values, self.seconds)
         style = {"none": "green", "unknown": "dim"}.get(found.side, "bold yellow")
-        return Text(found.text, style=style)
+        return Text(f"whole run: {found.text}" if self.ended else found.text, style=style)
 
     def _bars(self) -> Table:
         grid = Table.grid(padding=(0, 1))
@@ -128,7 +131,7 @@ class Screen:
     def _waiting(self) -> str:
         values = self.values
         notes = [f"{values.get('pipeline/hs_queue_depth', 0.0):4.0f} waiting"]
-        if values.get("pipeline/hs_ready_deficit", 0.0) > 0:
+        if values.get("pipeline/hs_ready_deficit", 0.0) >= 0.5:
             notes.append(f"{values['pipeline/hs_ready_deficit']:.0f} short")
         if "pipeline/hs_oldest_age_s" in values:
             notes.append(f"oldest {values['pipeline/hs_oldest_age_s']:.1f} s")
@@ -141,7 +144,8 @@ class Screen:
     def _rates(self, label: str) -> str:
         values = self.values
         busy = values.get(f"{label}/busy_s")
-        text = "     " if busy is None else f"{busy / max(self.seconds, 1e-9):4.0%} "
+        # A step that ends in this tick counts in it whole, so a share may come out over one.
+        text = "     " if busy is None else f"{min(1.0, busy / max(self.seconds, 1e-9)):4.0%} "
         text += f"{values.get(f'{label}/tokens_per_second', 0.0):9,.0f} tok/s"
         capacity = values.get(f"{label}/capacity_tokens_per_second")
         return text if capacity is None else f"{text}, could {capacity:,.0f}"

@@ -178,9 +178,12 @@ def test_a_live_screen_on_a_terminal() -> None:
     sink = TerminalSink(EIGHT, "auto", Console(file=out, width=80, force_terminal=True))
     sink.open()
     sink.write([Row("live", 10.0, 100, values_of_eight(), 1.0)])
-    sink.close()
     assert "\x1b[" in out.getvalue()
     assert "target/4" in out.getvalue()
+    assert "whole run" not in out.getvalue()
+    sink.write([Row("summary", 60.0, 200, {"values": values_of_eight(), "elapsed_s": 60.0})])
+    sink.close()
+    assert "whole run: " in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class TerminalSink(Sink):
         self._live_wanted = mode == "live" or (
             mode == "auto" and self._console.is_terminal and not self._console.is_dumb_terminal
         )
-        self.kinds: frozenset[RowKind] = frozenset({"train", "live" if self._live_wanted else "metrics"})
+        self.kinds: frozenset[RowKind] = frozenset({"train", "live", "summary"} if self._live_wanted else {"train", "metrics"})
         self._live: Live | None = None
         self.screen = Screen(roles)
 
@@ -37,13 +37,10 @@ class TerminalSink(Sink):
             self._live.start()
 
     def write(self, rows: list[Row]) -> None:
-        wanted = "live" if self._live_wanted else "metrics"
-        draw = False
+        rows = [row for row in rows if row.kind in self.kinds]
         for row in rows:
-            if row.kind in ("train", wanted):
-                self.screen.update(row)
-                draw |= row.kind == wanted
-        if not draw:
+            self.screen.update(row)
+        if all(row.kind == "train" for row in rows):
             return
         if self._live is not None:
             self._live.update(self.screen.render(), refresh=True)

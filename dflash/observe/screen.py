@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from dflash.observe.bottleneck import find_bottleneck
@@ -14,6 +12,7 @@ from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Row
 
 BAR = 26
+GPU_CELL = 39
 Stroke = tuple[str, str]
 """A mark and its colour; the marks differ too, for terminals and eyes without colour."""
 _BUSY, _IN, _OUT, _FILL = ("█", "green"), ("▒", "yellow"), ("░", "magenta"), ("█", "blue")
@@ -88,45 +87,39 @@ class Screen:
 
     # -- the live screen ------------------------------------------------------------------------------------------------
 
-    def render(self) -> RenderableType:
-        """The whole picture; fits 80 columns."""
-        parts: list[RenderableType] = [self._head(), self._verdict(), self._bars()]
-        gpus = self._gpus()
-        if gpus is not None:
-            parts.append(gpus)
-        return Group(*parts)
+    def render(self) -> Text:
+        """The whole picture; fits 80 columns. One text: a table would lay itself out anew at each tick, at ten times the cost."""
+        lines = [*self._head(), self._verdict(), *self._bars(), *self._gpus()]
+        picture = Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+        picture.no_wrap, picture.overflow = True, "ellipsis"
+        return picture
 
-    def _head(self) -> RenderableType:
+    def _head(self) -> list[Text]:
         head = Text(f"step {self._steps()}", style="bold")
         head.append(f"   {clock(self.elapsed_s)} gone", style="default not bold")
         if self.left_s is not None:
             head.append(f", {clock(self.left_s)} left", style="default not bold")
         numbers = "   ".join(part for part in (self._speed(), *self._scalars()) if part)
-        return Group(head, Text(numbers or "no training scalars yet", style="cyan"))
+        return [head, Text(numbers or "no training scalars yet", style="cyan")]
 
     def _verdict(self) -> Text:
         found = find_bottleneck(self.values, self.seconds)
         style = {"none": "green", "unknown": "dim"}.get(found.side, "bold yellow")
         return Text(f"whole run: {found.text}" if self.ended else found.text, style=style)
 
-    def _bars(self) -> Table:
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=10)
-        grid.add_column(width=BAR)
-        grid.add_column(overflow="ellipsis", no_wrap=True)
+    def _bars(self) -> list[Text]:
         values = self.values
+        lines = []
         if (share := values.get("pipeline/prefetch_fill_ratio")) is not None:
-            grid.add_row("prefetch", bar([(share, _FILL)]), f"{share:4.0%} full")
+            lines.append(_row("prefetch", bar([(share, _FILL)]), f"{share:4.0%} full"))
         if (share := values.get("pipeline/hs_queue_fill_ratio")) is not None:
-            grid.add_row("queue", bar([(share, _FILL)]), self._waiting())
+            lines.append(_row("queue", bar([(share, _FILL)]), self._waiting()))
         labels = [f"target/{index}" for index in range(len(self.roles.targets))]
         labels += [f"drafter/{index}" for index in range(len(self.roles.drafters))]
         known = [label for label in labels if f"{label}/wait_in_s" in values]
         if known:
-            grid.add_row("", _legend(), "")
-        for label in known:
-            grid.add_row(label, bar(self._shares(label)), self._rates(label))
-        return grid
+            lines.append(_row("", _legend(), ""))
+        return lines + [_row(label, bar(self._shares(label)), self._rates(label)) for label in known]
 
     def _waiting(self) -> str:
         values = self.values
@@ -150,13 +143,10 @@ class Screen:
         capacity = values.get(f"{label}/capacity_tokens_per_second")
         return text if capacity is None else f"{text}, could {capacity:,.0f}"
 
-    def _gpus(self) -> RenderableType | None:
-        grid = Table.grid(padding=(0, 2))
-        cells = [self._gpu(index) for index in self.roles.cuda_indexes()]
-        known = [cell for cell in cells if cell]
-        for first in range(0, len(known), 2):
-            grid.add_row(*known[first : first + 2])
-        return grid if known else None
+    def _gpus(self) -> list[Text]:
+        known = [cell for index in self.roles.cuda_indexes() if (cell := self._gpu(index))]
+        pairs = [known[first : first + 2] for first in range(0, len(known), 2)]
+        return [Text("  ".join(f"{cell:<{GPU_CELL}}" for cell in pair).rstrip()) for pair in pairs]
 
     def _gpu(self, index: int) -> str:
         shown = (("util_pct", "{:3.0f}%"), ("mem_used_gb", "{:.1f}GB"), ("power_w", "{:.0f}W"), ("temp_c", "{:.0f}°C"))
@@ -164,6 +154,10 @@ class Screen:
         caps = (("power", "power cap"), ("thermal_sw", "heat cap"), ("thermal_hw", "heat cap"))
         parts += [word for name, word in caps if self.values.get(f"gpu/{index}/throttle_{name}")][:1]
         return f"gpu {index} {' '.join(parts)}" if parts else ""
+
+
+def _row(label: str, picture: Text, note: str) -> Text:
+    return Text(f"{label:<10} ").append_text(picture).append(f" {note}")
 
 
 def _legend() -> Text:

@@ -50,6 +50,26 @@ prefix* in the workspace's settings. Four panels that answer "why are the GPUs i
 | spikes | `profile/*_ms_p99`, `profile/*_ms_p50` | far apart: some steps stall |
 
 W&B's own sampling of the GPUs is off while the `gpu` collector is on at the start, so that NVML is asked once.
+
+## One more collector
+
+A file in `dflash/observe/collectors/`, its class in `COLLECTORS` of `dflash/observe/registry.py`, its tests, and this page made
+anew. Every key it reports is declared in `metrics`; `sample` runs in the monitor's thread, makes no CUDA call, waits for nothing
+and reads only what workers wrote for it.
+
+```python
+class Heartbeat(Collector):
+    """How long ago each worker finished a batch."""
+
+    name = "heartbeat"
+    metrics = (Metric("heartbeat/{worker}_s", "s", "instant", "time since the last finished batch", "the worker's counters"),)
+
+    def sample(self, now_ns):
+        return {f"heartbeat/{one.role}-{one.index}_s": age_s(one, now_ns) for one in self.sources.recorders}
+```
+
+What it costs shows in `python -m bench overhead --only heartbeat`: seconds per token, exact counts of host syncs, and its own
+time as a share of the step.
 """
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +21,6 @@ class LateRow(NamedTuple):
     step: int
     values: np.ndarray
     tag: Any
-
-
-class NonFiniteError(ArithmeticError):
-    """A loss that is NaN or infinite, found late; the message names the step and its batches."""
 
 
 class LateScalars:
@@ -89,30 +83,3 @@ class LateScalars:
         self._tags[at] = None
         self._tail += 1
         return row
-
-
-def check_finite(rows: Iterable[LateRow], names: Sequence[str], watched: Sequence[str] = ("train/loss",)) -> None:
-    """Refuse rows whose watched values are not finite.
-
-    `names` are the columns. The tag of a row is shown as the batches it came from.
-
-    Raises:
-        NonFiniteError: for the first such row.
-    """
-    columns = [(name, index) for index, name in enumerate(names) if name in watched]
-    for row in rows:
-        for name, index in columns:
-            value = float(row.values[index])
-            if not math.isfinite(value):
-                raise NonFiniteError(f"{name} is {value} at step {row.step}, from batches {describe_tag(row.tag)}")
-
-
-def describe_tag(tag: Any) -> str:
-    """A tag in words: batch indices, or batch specs with their sample ids."""
-    if tag is None:
-        return "(not recorded)"
-    if isinstance(tag, str | int):
-        return str(tag)
-    if hasattr(tag, "sample_ids"):
-        return f"{tag.index} (samples {', '.join(map(str, tag.sample_ids))})"
-    return ", ".join(describe_tag(part) for part in tag)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from dflash.device import Device
-from dflash.observe.scalars import LateScalars, NonFiniteError, check_finite
-from dflash.types import BatchSpec
+from dflash.observe.scalars import LateScalars
+from dflash.pipeline.supervisor import WorkerFailed
+from dflash.types import Batch, BatchSpec
 from tests.observe.parts import FakeDevice
+from tests.pipeline.run import small_trainer
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -76,19 +81,28 @@ def test_the_end_of_the_run_brings_what_is_still_under_way() -> None:
     assert late.pending == 0
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_loss_that_is_not_finite_is_named_with_its_step_and_batches(bad: float) -> None:
-    late = LateScalars(Device("cpu"), width=2, depth=4)
-    late.push(41, vector(1.0, 2.0), tag=(82, 83))
-    late.push(42, vector(bad, 2.0), tag=(BatchSpec(index=84, anchor_seed=0, sample_ids=(5, 9), bucket=128),))
-    with pytest.raises(NonFiniteError, match=r"train/loss is -?(nan|inf) at step 42, from batches 84 \(samples 5, 9\)"):
-        check_finite(late.poll(), ("train/loss", "train/grad_norm"))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_the_trainer_and_is_named_with_its_batch(tmp_path: Path, bad: float) -> None:
+    trainer = small_trainer(tmp_path, "train.steps=12", save_checkpoints=False)
+    collate = trainer.prefetcher._collate
 
+    def planted(spec: BatchSpec) -> Batch:
+        batch = collate(spec)
+        if spec.index == 5:
+            batch.weights[batch.weights > 0] = bad
+        return batch
 
-def test_other_columns_may_be_anything() -> None:
-    late = LateScalars(Device("cpu"), width=2, depth=4)
-    late.push(0, vector(1.0, float("nan")))
-    check_finite(late.poll(), ("train/loss", "train/slot_1_accuracy"))
+    trainer.prefetcher._collate = planted
+    with pytest.raises(WorkerFailed) as failed:
+        trainer.run()
+    trainer.observer.close()
+    samples = list(trainer.sample_ids(5))
+    assert (
+        f"step 5: loss is {trainer.result.scalars[-1].loss}; batches [5], samples [{tuple(samples)}]"
+        in failed.value.failure.text()
+    )
+    rows = [json.loads(line) for line in (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.gpu

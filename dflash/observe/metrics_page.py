@@ -59,8 +59,6 @@ and reads only what workers wrote for it.
 
 ```python
 class Heartbeat(Collector):
-    """How long ago each worker finished a batch."""
-
     name = "heartbeat"
     metrics = (Metric("heartbeat/{worker}_s", "s", "instant", "time since the last finished batch", "the worker's counters"),)
 

@@ -77,7 +77,7 @@ def join(step: int, vectors: Sequence[np.ndarray], plan_indices: tuple[int, ...]
         accuracy = np.where(supervised > 0, correct / supervised, np.nan)
     return StepScalars(
         step=step,
-        loss=float(loss_sum / weight_sum) if weight_sum > 0 else (0.0 if loss_sum == 0 else float(loss_sum)),
+        loss=float(loss_sum) / float(weight_sum) if weight_sum > 0 else (0.0 if loss_sum == 0 else float(loss_sum)),
         accept_length=float(accepted / blocks) if blocks > 0 else 1.0,
         slot_accuracy=tuple(float(value) for value in accuracy),
         grad_norm=float(vectors[0][-1]),

@@ -115,7 +115,7 @@ class SplitKernel:
     def backward(self, saved: Saved, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Gradients of query, key, value, context_key and context_value, from `dout` laid out like `query`.
 
-        Those of query, key and value are laid out like them; those of the context `[batch, kv_heads, context, d]`, strided.
+        Those of query, key and value are laid out like them; those of the context are `[batch, kv_heads, context, d]`.
         """
         take, dtype, d = self.workspace.take, dout.dtype, dout.shape[-1]
         pairs, rows = saved.query.shape[0], self.groups * self.size
@@ -125,24 +125,23 @@ class SplitKernel:
         dvalue, dkey = take("dvalue", saved.value.shape, dtype), take("dkey", saved.key.shape, dtype)
         torch.bmm(saved.near.transpose(1, 2), by_block, out=dvalue)
         dquery = take("dquery", saved.query.shape, dtype)
-        # Channels first: the weights are then read along their rows.
-        channels_first = (pairs, d, self.size + self.context)
-        dfar_key, dfar_value = (take(name, channels_first, dtype).zero_() for name in ("dfar_key", "dfar_value"))
+        far = saved.context_key.shape
+        dfar_key, dfar_value = (take(name, far, dtype).zero_() for name in ("dfar_key", "dfar_value"))
         for chunk, weights in zip(self.chunks, saved.weights, strict=True):
             part, columns = self._rows(chunk), weights.shape[2]
             dweights = self._take("logits", pairs, chunk, dtype)
             torch.bmm(dout[:, part], saved.context_value[:, :columns].transpose(1, 2), out=dweights)
-            dfar_value[..., :columns].baddbmm_(dout[:, part].transpose(1, 2), weights)
+            dfar_value[:, :columns].baddbmm_(weights.transpose(1, 2), dout[:, part])
             self._own(dweights).copy_(self._blocks(near, chunk))
             dlogits = self._take("dlogits", pairs, chunk, dtype)
             torch.ops.aten._softmax_backward_data.out(dweights, weights, -1, dtype, grad_input=dlogits)
             self._blocks(near, chunk).copy_(self._own(dlogits))
             torch.bmm(dlogits, saved.context_key[:, :columns], out=dquery[:, part])
-            dfar_key[..., :columns].baddbmm_(saved.query[:, part].transpose(1, 2), dlogits)
+            dfar_key[:, :columns].baddbmm_(dlogits.transpose(1, 2), saved.query[:, part])
         dquery.view(-1, rows, d).baddbmm_(near, saved.key)
         torch.bmm(near.transpose(1, 2), saved.query.view(-1, rows, d), out=dkey)
-        far = (gradient.view(self.batch, -1, *channels_first[1:]) for gradient in (dfar_key, dfar_value))
-        return dquery, dkey, dvalue, *(gradient[..., self.size :].transpose(2, 3) for gradient in far)
+        by_row = (gradient.view(self.batch, -1, *far[1:]) for gradient in (dfar_key, dfar_value))
+        return dquery, dkey, dvalue, *(gradient[:, :, self.size :] for gradient in by_row)
 
     def _take(self, name: str, pairs: int, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
         rows = (chunk.last - chunk.first) * self.groups * self.size

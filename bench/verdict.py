@@ -1,8 +1,9 @@
 """Pure: intervals, counts and faults in, verdict and exit code out (DESIGN section 6).
 
 Exact counts are compared exactly and need no statistics; timing is judged by its bounds. Passing needs every collector within
-its budget (intersection-union: no correction for their number); blaming one needs Holm's correction over all of them. Nothing
-passes on nothing: what is missing, unarmed or unfit has a verdict of its own, and none of those is green.
+its budget (intersection-union: no correction for their number); blaming one, as over its budget or as slower at all, needs
+Holm's correction over all of them. Nothing passes on nothing: what is missing, unarmed or unfit has a verdict of its own, and
+none of those is green.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ AA_SHARE: Final = 0.25
 """Share of a collector's budget below which a difference between `off` and `off-again` does no harm."""
 FLIP_REACH: Final = 5
 """From so many units on the sign-flip test can reach 0.05 (2^-5) and must agree before anything is called slower."""
+CORRECTED: Final = "not proven once corrected for the number of contrasts"
 
 CODES: Final[Mapping[Verdict, ExitCode]] = {
     Verdict.WITHIN: ExitCode.WITHIN,
@@ -102,7 +104,7 @@ def judge(
     incomplete = _incomplete(analysis, counts_required, min_rounds)
     invalid = _not_comparable(analysis)
     unsteady = [*unfit, *_aa_failed(analysis.aa, budgets)]
-    blamed = _blamed(analysis.collectors, budgets.collector_percent)
+    blamed = _Blamed(_above(analysis.collectors, budgets.collector_percent), _above(analysis.collectors, 0.0))
     costs = tuple(_cost(e, budgets.collector_percent, bool(unsteady), blamed) for e in analysis.collectors)
     everything = None if analysis.all is None else _cost(analysis.all, budgets.all_percent, bool(unsteady), None)
     verdict, code, reasons = _whole(costs, everything, budgets, incomplete, invalid, unsteady)
@@ -186,10 +188,18 @@ def _aa_failed(aa: Interval | None, budgets: Budgets) -> list[str]:
     return []
 
 
-def _blamed(evidence: Sequence[Evidence], budget_percent: float) -> frozenset[str]:
-    """Collectors with a contrast over budget after Holm's correction over all contrasts."""
+@dataclass(frozen=True, slots=True)
+class _Blamed:
+    """Collectors that are still over budget, or slower at all, once corrected for the number of contrasts."""
+
+    over: frozenset[str]
+    slower: frozenset[str]
+
+
+def _above(evidence: Sequence[Evidence], percent: float) -> frozenset[str]:
+    """Collectors with a contrast above `percent` after Holm's correction over all contrasts."""
     p_values = {
-        f"{e.name} {kind}": p_over(found, budget_percent)
+        f"{e.name} {kind}": p_over(found, percent)
         for e in evidence
         for kind, found in (("isolated", e.isolated), ("marginal", e.marginal))
         if found is not None
@@ -198,7 +208,7 @@ def _blamed(evidence: Sequence[Evidence], budget_percent: float) -> frozenset[st
 
 
 def _cost(
-    evidence: Evidence, budget_percent: float, unsteady: bool, blamed: frozenset[str] | None, *, may_be_faster: bool = False
+    evidence: Evidence, budget_percent: float, unsteady: bool, blamed: _Blamed | None, *, may_be_faster: bool = False
 ) -> Cost:
     verdict, reasons = _judge_one(evidence, budget_percent, unsteady, blamed, may_be_faster)
     added = evidence.added or {}
@@ -217,7 +227,7 @@ def _cost(
 
 
 def _judge_one(
-    evidence: Evidence, budget_percent: float, unsteady: bool, blamed: frozenset[str] | None, may_be_faster: bool
+    evidence: Evidence, budget_percent: float, unsteady: bool, blamed: _Blamed | None, may_be_faster: bool
 ) -> tuple[Verdict, list[str]]:
     """Verdict of one collector, or of "all" (`blamed` None: its one contrast needs no correction).
 
@@ -241,7 +251,7 @@ def _judge_one(
 
 
 def _judge_timing(
-    evidence: Evidence, isolated: Interval, budget_percent: float, blamed: frozenset[str] | None
+    evidence: Evidence, isolated: Interval, budget_percent: float, blamed: _Blamed | None
 ) -> tuple[Verdict, list[str]]:
     both = [("alone", isolated)]
     if evidence.marginal is not None and blamed is not None:
@@ -249,9 +259,10 @@ def _judge_timing(
     for where, found in both:
         if classify(found, budget_percent) is Verdict.OVER:
             text = f"{where} it costs {_range(found)}, budget {budget_percent:g}%"
-            if blamed is None or evidence.name in blamed:
+            if blamed is None or evidence.name in blamed.over:
                 return Verdict.OVER, [text]
-            return Verdict.SLOWER, [f"{text}; not proven once corrected for the number of contrasts"]
+            verdict = Verdict.SLOWER if evidence.name in blamed.slower else Verdict.UNRESOLVED
+            return verdict, [f"{text}; {CORRECTED}"]
     verdict = classify(isolated, budget_percent)
     if verdict is Verdict.WITHIN:
         accounted = evidence.accounted_percent
@@ -263,6 +274,8 @@ def _judge_timing(
             f"not resolved: middle steps lose at most {isolated.high:.2f}%, but whole segments {isolated.plain_percent:.2f}%: "
             "the cost may fall on few steps"
         ]
+    if verdict is Verdict.SLOWER and blamed is not None and evidence.name not in blamed.slower:
+        return Verdict.UNRESOLVED, [f"slower by {_range(isolated)}; {CORRECTED}"]
     if verdict is Verdict.SLOWER:
         return verdict, [f"slower by {_range(isolated)}, not resolved against the budget of {budget_percent:g}%"]
     return verdict, [f"not resolved: {_range(isolated)}, budget {budget_percent:g}%; smallest cost found: {isolated.mde:.2f}%"]

@@ -351,6 +351,7 @@ def receipt(known: Face, request: pytest.FixtureRequest, tmp_path_factory: pytes
 
 def _measure(known: Face, config: pytest.Config, folder: Path) -> Receipt:
     from bench import overhead
+    from bench.measure import INTERRUPTED
     from bench.progress import Reporter
     from bench.subjects import make_subject
 
@@ -362,6 +363,9 @@ def _measure(known: Face, config: pytest.Config, folder: Path) -> Receipt:
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     try:
         with capture.global_and_fixture_disabled():
-            return overhead.run_overhead(options, subject, Reporter(), count=counter)
+            receipt = overhead.run_overhead(options, subject, Reporter(), count=counter)
     except UserError as error:
         pytest.fail(str(error), pytrace=False)
+    if receipt.options["stopped"] == INTERRUPTED:
+        raise KeyboardInterrupt
+    return receipt

@@ -19,7 +19,7 @@ from bench.code import git, read_commit
 from bench.counting import ProcessCounter
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
 from bench.losses import LossCheck, check_losses
-from bench.measure import PILOT_CYCLES, typical_step
+from bench.measure import INTERRUPTED, PILOT_CYCLES, typical_step
 from bench.plan import human_time, size
 from bench.progress import Reporter
 from bench.records import ALL, OFF, Arm, Commit, Receipt
@@ -65,11 +65,20 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
 
 
 def gather(options: Options, base: Tree, head: Tree, reporter: Reporter, *, compare: bool = True) -> Evidence:
-    """Trace, count, and launch pairs until it is enough. What goes wrong is evidence too, not an exception.
+    """Trace, count, and launch pairs until it is enough. What goes wrong is evidence too, not an exception; so is Ctrl-C.
 
     `compare=False` leaves traces and counts out, where both trees are known to be the same.
     """
     evidence = Evidence()
+    try:
+        _gather(evidence, options, base, head, reporter, compare)
+    except KeyboardInterrupt:
+        evidence.incomplete.append(f"interrupted after {len(evidence.segments)} segments")
+        evidence.stopped = INTERRUPTED
+    return evidence
+
+
+def _gather(evidence: Evidence, options: Options, base: Tree, head: Tree, reporter: Reporter, compare: bool) -> None:
     trees = (base, head)
     orders = {tree.name: _order(options, base, tree) for tree in trees}
     reporter.say(f"base {base.commit.id[:10]}, head {head.commit.id[:10]}{' + uncommitted changes' if head.commit.dirty else ''}")
@@ -79,16 +88,14 @@ def gather(options: Options, base: Tree, head: Tree, reporter: Reporter, *, comp
             count_both(trees, orders, evidence, reporter)
         except WorkerLost as error:
             evidence.incomplete.append(str(error))
-            return evidence
     if evidence.not_comparable or evidence.incomplete:
-        return evidence
+        return
     evidence.before = machine.read_state()
     try:
         _launch_all(options, trees, orders, evidence, reporter)
     except WorkerLost as error:
         evidence.incomplete.append(str(error))
     evidence.after = machine.read_state()
-    return evidence
 
 
 def _launch_all(

@@ -24,6 +24,7 @@ LEAST_S = 15.0
 """Measuring gets so much time at least, however long building took."""
 OVERTIME = 1.5
 """Measuring ends in the middle of a round when it has taken this many times what it was given."""
+INTERRUPTED = "interrupted"
 
 
 @dataclass(slots=True)
@@ -138,6 +139,8 @@ def measure(
 ) -> Run:
     """Open the subject, run the plan, close it. A subject that raises leaves its fault in the measurement, not an exception.
 
+    Nor does Ctrl-C while it runs: what was measured so far is kept, as an incomplete set.
+
     Args:
         time_s: for measuring.
         end_s: time on `clock` at which all should be over: what building took beyond its share, measuring gives up.
@@ -161,7 +164,7 @@ def measure(
         before = machine.read_state()
         try:
             result = subject.run(conductor.requests(), conductor.on_segment)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             faults.append(_fault(error, conductor))
         after = machine.read_state()
         sentinel = Sentinel(standing, run_sentinel(subject.devices))
@@ -197,8 +200,11 @@ def efficiency(segments: Sequence[Segment], stage_tokens_per_second: float | Non
     return found[0] / stage_tokens_per_second if found and stage_tokens_per_second else None
 
 
-def _fault(error: Exception, conductor: Conductor) -> str:
-    traceback.print_exception(error, file=sys.stderr)
+def _fault(error: BaseException, conductor: Conductor) -> str:
     count = len(conductor.taken)
     place = f"after {count} segments" if count else "before the first segment"
+    if isinstance(error, KeyboardInterrupt):
+        conductor.stopped = INTERRUPTED
+        return f"{INTERRUPTED} {place}"
+    traceback.print_exception(error, file=sys.stderr)
     return f"{conductor.subject.name} crashed {place}: {type(error).__name__}: {error}"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench import cli, outputs, subjects
+from bench.code import ROOT
 from bench.records import ExactCounts, ExitCode, Receipt
 from bench.subject import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
@@ -189,6 +193,22 @@ def test_help_names_every_option_and_the_exit_codes(command: list[str], capsys: 
     if command == ["overhead"]:
         flags = ("--config", "--quick", "--minutes", "--budget", "--only", "--inject", "--plant", "--seed", "--out")
         assert all(flag in text for flag in flags)
+
+
+@pytest.mark.fault
+def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench", "overhead", "--subject", "spin", "--minutes", "2", "--out", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("measuring"):
+                process.send_signal(signal.SIGINT)
+                break
+        _, rest = process.communicate(timeout=60)
+    receipt = Receipt.from_json((tmp_path / "receipt.json").read_text(encoding="utf-8"))
+    assert (process.returncode, receipt.exit_code) == (5, ExitCode.INCOMPLETE)
+    assert receipt.reasons[0].startswith("interrupted ")
+    assert "Traceback" not in rest
 
 
 def test_an_earlier_receipt_is_gone_before_anything_is_measured(tmp_path: Path) -> None:

@@ -41,6 +41,27 @@ def tree_with_worker(folder: Path, body: str, name: str = HEAD) -> Tree:
     return Tree(name, Commit("c" * 40), folder, sys.executable)
 
 
+class Interrupting(Reporter):
+    """Presses Ctrl-C in the launch that it is told."""
+
+    def __init__(self, launch: int) -> None:
+        super().__init__(quiet=True)
+        self.launch = launch
+
+    def advance(self, what: str, share: float, left_s: float) -> None:
+        if what.startswith(f"launch {self.launch},"):
+            raise KeyboardInterrupt
+
+
+@fault
+def test_an_interrupted_gate_keeps_the_launches_it_has_and_is_incomplete() -> None:
+    evidence = gather(SHORT, *OURS, Interrupting(launch=2))
+    assert {segment.process for segment in evidence.segments} == {0}
+    judgement = judge(SHORT, evidence)
+    assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INCOMPLETE)
+    assert judgement.reasons[0] == f"interrupted after {len(evidence.segments)} segments"
+
+
 # -- two resident processes ------------------------------------------------------------------------------------------------
 
 

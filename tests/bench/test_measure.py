@@ -21,7 +21,9 @@ from dflash.errors import UserError
 QUIET = Noise(step=0.004, slow=0.004)
 
 
-def run(subject: SpinSubject, *, minutes: float = 2.0, marginal: bool = True, seed: int = 0) -> Run:
+def run(
+    subject: SpinSubject, *, minutes: float = 2.0, marginal: bool = True, seed: int = 0, reporter: Reporter | None = None
+) -> Run:
     arms = make_arms(subject.collectors, marginal=marginal)
     contrasts = judged(arms, subject.collectors)
     limits = {name: 1.0 if name == ALL else 0.5 for name in contrasts}
@@ -32,7 +34,7 @@ def run(subject: SpinSubject, *, minutes: float = 2.0, marginal: bool = True, se
         seed=seed,
         time_s=60.0 * minutes,
         watch=Watch(contrasts, limits, subject.cycle),
-        reporter=Reporter(quiet=True),
+        reporter=reporter or Reporter(quiet=True),
         clock=subject.clock_s,
     )
 
@@ -92,6 +94,30 @@ def test_a_crash_before_the_first_segment_is_incomplete_too() -> None:
     found = run(SpinSubject({"a": 0.0}, noise=QUIET, crash_in="off"))
     assert "before the first segment" in found.measurement.faults[0]
     assert verdict_of(found).exit_code is ExitCode.INCOMPLETE
+
+
+class Interrupting(Reporter):
+    """Presses Ctrl-C before the segment `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(quiet=True)
+        self.left = at
+
+    def advance(self, what: str, share: float, left_s: float) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.fault
+def test_an_interrupted_run_keeps_what_was_measured_and_is_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(SpinSubject({"a": 0.0, "b": 0.0}, noise=QUIET), reporter=Interrupting(at=20))
+    assert len(found.measurement.segments) == 20
+    assert found.measurement.stopped == "interrupted"
+    judgement = verdict_of(found)
+    assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INCOMPLETE)
+    assert judgement.reasons[0] == "interrupted after 20 segments"
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_collector_that_changes_training_is_invalid_with_arm_and_step() -> None:

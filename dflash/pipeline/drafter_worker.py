@@ -155,11 +155,13 @@ class DrafterWorker:
                 recorder.busy_ns += time.perf_counter_ns() - began_ns
         assert stats is not None
         began_ns = time.perf_counter_ns() if recorder.count else 0
+        recorder.wait_out_since_ns = began_ns
         total = self._exchange.sum(self.index, Share(weight, tokens, self._stop.is_set()))
         exchanged_ns = time.perf_counter_ns() if began_ns else 0
+        recorder.wait_out_since_ns = 0
+        recorder.wait_out_ns += exchanged_ns - began_ns
         self._optimizer_step(total.weight, stats, tuple(plan_indices))
         if began_ns:
-            recorder.wait_out_ns += exchanged_ns - began_ns
             recorder.busy_ns += time.perf_counter_ns() - exchanged_ns
         return self._boundary(total)
 

@@ -59,6 +59,7 @@ class TargetWorker:
         self._ready: dict[Slot, Any] = {slot: device.event() for slot in self.pool._slots}
         self._forward = recorder.timer("target.model_forward", gpu=True)
         self._pack = recorder.timer("target.pack_hidden", gpu=True)
+        self._hand_over = recorder.timer("target.cpu_copy_enqueue")
 
     def run(self) -> None:
         """Until the prefetcher has no more, or the run stops."""
@@ -82,20 +83,26 @@ class TargetWorker:
             return False
         recorder.step = batch.spec.index
         mark_step(batch.spec.index)
+        recorder.wait_out_since_ns = started_ns
         slot = self.pool.take()
+        pooled_ns = time.perf_counter_ns() if wanted_ns else 0
+        recorder.wait_out_since_ns = 0
+        recorder.wait_out_ns += pooled_ns - started_ns
         if slot is None:
             return False
-        pooled_ns = time.perf_counter_ns() if wanted_ns else 0
         item = self._run_target(batch, slot)
         packed_ns = time.perf_counter_ns() if wanted_ns else 0
-        if not self._queue.put(item, self.index):
+        recorder.busy_ns += packed_ns - pooled_ns
+        recorder.wait_out_since_ns = packed_ns
+        handed = self._queue.put(item, self.index)
+        recorder.wait_out_since_ns = 0
+        if not handed:
             return False
         if wanted_ns:
+            recorder.wait_out_ns += time.perf_counter_ns() - packed_ns
             recorder.batches += 1
             recorder.samples += len(batch.lengths)
             recorder.tokens += batch.tokens
-            recorder.busy_ns += packed_ns - pooled_ns
-            recorder.wait_out_ns += (pooled_ns - started_ns) + (time.perf_counter_ns() - packed_ns)
         recorder.step_boundary()
         return True
 
@@ -106,7 +113,7 @@ class TargetWorker:
         return self._run_target(batch, slot)
 
     def _run_target(self, batch: Batch, slot: Slot) -> HiddenBatch:
-        forward, pack = self._forward, self._pack
+        forward, pack, hand_over = self._forward, self._pack, self._hand_over
         ids = batch.input_ids.to(self.device.torch, non_blocking=True)
         documents = None if batch.documents is None else batch.documents.to(self.device.torch)
         if forward.on:
@@ -129,6 +136,11 @@ class TargetWorker:
             last_hidden.copy_(last, non_blocking=True)
         if pack.on:
             pack.stop()
+        if hand_over.on:
+            hand_over.start()
         ready = self._ready[slot]
         ready.record()
-        return HiddenBatch(batch, features, ready, slot, last_hidden)
+        item = HiddenBatch(batch, features, ready, slot, last_hidden)
+        if hand_over.on:
+            hand_over.stop()
+        return item

@@ -15,7 +15,7 @@ _HOST = "host clock"
 STAGES = {
     "target.model_forward": ("forward of the target up to its last tapped layer", _EVENTS),
     "target.pack_hidden": ("packing of the tapped hidden states into their buffer", _EVENTS),
-    "target.cpu_copy_enqueue": ("enqueueing of the hand-over to the drafters (the copy itself runs on)", _HOST),
+    "target.cpu_copy_enqueue": ("enqueueing of the hand-over to the drafters, which copy it behind its event", _HOST),
     "drafter.queue_get": ("wait of a drafter from first wanting a batch to having it", _HOST),
     "drafter.forward": ("forward of the drafter and its loss", _EVENTS),
     "drafter.backward": ("backward of the drafter", _EVENTS),

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from dflash.errors import UserError, nearest
@@ -221,6 +222,10 @@ def _selfcheck(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=minutes, default=20.0, metavar="M", help="time in all (default 20)")
     parser.add_argument("--gate-minutes", type=minutes, default=1.5, metavar="M", help="time of each gate (default 1.5)")
     parser.add_argument("--subjects", type=names, default=("spin",), metavar="S,...", help="spin, trainer or both (default spin)")
+    parser.add_argument("--no-plants", action="store_true", help="leave the planted faults out: gates only")
+    parser.add_argument(
+        "--again", nargs="+", default=(), metavar="FILE", help="judge the gates.jsonl of earlier checks; measure nothing"
+    )
 
 
 def run_selfcheck(arguments: argparse.Namespace) -> int:
@@ -230,6 +235,8 @@ def run_selfcheck(arguments: argparse.Namespace) -> int:
     from bench.subjects import NAMES
     from dflash.config import load_config
 
+    if arguments.again:
+        return selfcheck.judge_again([Path(file) for file in arguments.again], arguments.out, Reporter())
     for name in arguments.subjects:
         if name not in NAMES:
             raise UserError(f"--subjects {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")
@@ -243,6 +250,7 @@ def run_selfcheck(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         reporter=Reporter(),
         seed=arguments.seed,
+        plants=not arguments.no_plants,
     )
 
 

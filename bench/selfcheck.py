@@ -2,8 +2,9 @@
 
 Three questions with known answers: identical code (every `over` is a false alarm), code slowed by a known 1, 2 and 5%, and
 planted bad collectors. Gates of two processes are measured and judged by the very code that judges commits. What is left of
-the time goes round and round; every rate is printed with its exact (Clopper-Pearson) 95% bounds, so a short check says less,
-and nothing else.
+the time goes round and round, every other gate to identical code; its segments are also judged with head's times scaled, which
+asks about a known cost in the same noise for free. Every rate is printed with its exact (Clopper-Pearson) 95% bounds, so a
+short check says less, and nothing else. The gates are kept, so that several checks can be added up.
 """
 
 from __future__ import annotations
@@ -12,39 +13,51 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from bench import machine, outputs, rivals
+from bench import machine, outputs, rivals, trials
 from bench.code import ROOT, read_commit
 from bench.gate import gather
 from bench.gate_verdict import Evidence, Options, judge
+from bench.measure import INTERRUPTED
 from bench.plan import human_time
 from bench.plant_check import PlantFound, check_plants
 from bench.progress import Reporter
 from bench.records import ExitCode, Verdict
+from bench.trials import Trial
 from bench.worktrees import Tree
 from dflash.config import Config
+from dflash.errors import UserError
 
 MINUTES = 20.0
-INJECTED = (0.0, 1.0, 2.0, 5.0)
+INJECTED = (1.0, 2.0, 5.0)
+"""Percent of the throughput that head loses: for real, and on paper."""
 GATE_MINUTES = 1.5
 LAUNCHES = 5
 PLANT_SHARE = 0.4
 """Share of the time that planted faults may take."""
-SCHEMA = "dflash-bench/selfcheck/1"
+SCHEMA = "dflash-bench/selfcheck/2"
+GATES = "gates.jsonl"
 
 
 @dataclass(slots=True)
 class Row:
-    """Gates of one kind: how many, what they said, and what others would have said."""
+    """Gates of one kind: how many, what they said, and what others would have said.
+
+    Attributes:
+        scaled: no gates of their own; those of identical code, with head's times scaled.
+    """
 
     subject: str
     inject_percent: float
+    scaled: bool = False
     runs: int = 0
+    minutes: list[float] = field(default_factory=list)
     verdicts: dict[str, int] = field(default_factory=dict)
     widths: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
@@ -71,9 +84,22 @@ class Report:
 
     rows: list[Row]
     plants: list[PlantFound]
-    gate_minutes: float
+    machine: str
     seconds: float = 0.0
-    machine: str = ""
+
+
+def make_rows(subjects: Sequence[str]) -> list[Row]:
+    """Every kind of gate: of identical code, really slowed, slowed on paper."""
+    rows = []
+    for subject in subjects:
+        rows += [Row(subject, percent) for percent in (0.0, *INJECTED)]
+        rows += [Row(subject, percent, scaled=True) for percent in INJECTED]
+    return rows
+
+
+def machine_in_words() -> str:
+    this = machine.identify()
+    return ", ".join([this.cpu_model, f"{this.cpus} cores", *(model for model, _ in this.gpus)])
 
 
 def run_selfcheck(
@@ -87,6 +113,7 @@ def run_selfcheck(
     out: str | None,
     reporter: Reporter,
     seed: int = 0,
+    plants: bool = True,
 ) -> int:
     """Check until the time is up, print the table, write selfcheck.json and selfcheck.md. Returns the exit code:
 
@@ -94,24 +121,24 @@ def run_selfcheck(
     """
     folder = outputs.choose_folder(out, "selfcheck")
     started = time.monotonic()
-    report = Report([Row(subject, percent) for subject in subjects for percent in INJECTED], [], gate_minutes)
-    this = machine.identify()
-    report.machine = ", ".join([this.cpu_model, f"{this.cpus} cores", *(model for model, _ in this.gpus)])
+    report = Report(make_rows(subjects), [], machine_in_words())
     end = started + 60.0 * minutes
 
-    def save() -> None:
+    def keep(trial: Trial) -> None:
+        trials.append(folder / GATES, trial)
         report.seconds = round(time.monotonic() - started, 1)
-        outputs.write(folder / "selfcheck.json", to_json(report))
-        outputs.write(folder / "selfcheck.md", to_markdown(report))
+        _write(folder, report)
 
     try:
-        report.plants = check_plants(config, config_path, settings, started + PLANT_SHARE * 60.0 * minutes, reporter)
-        save()
-        _check_gates(config, report, end, seed, reporter, save)
-    finally:
-        save()
+        if plants:
+            report.plants = check_plants(config, config_path, settings, started + PLANT_SHARE * 60.0 * minutes, reporter)
+        _check_gates(config, report, gate_minutes, end, seed, reporter, keep)
+    except KeyboardInterrupt:
+        reporter.say("selfcheck: interrupted; what was measured so far counts")
+    report.seconds = round(time.monotonic() - started, 1)
+    _write(folder, report)
     print(to_text(report))
-    reporter.say(f"{folder}/selfcheck.json, selfcheck.md")
+    reporter.say(f"{folder}/selfcheck.json, selfcheck.md, {GATES}")
     return int(exit_code(report))
 
 
@@ -123,45 +150,85 @@ def exit_code(report: Report) -> ExitCode:
     return ExitCode.OVER if alarms or any(not plant.found for plant in report.plants) else ExitCode.WITHIN
 
 
-def _check_gates(config: Config, report: Report, end: float, seed: int, reporter: Reporter, save: Callable[[], None]) -> None:
-    """One gate of each kind in turn, as long as another one fits."""
-    longest = 60.0 * report.gate_minutes
-    number = 0
+def turns(rows: Sequence[Row]) -> Iterator[Row]:
+    """Endless: a gate of identical code before each of the slowed ones, subject by subject."""
+    same = {row.subject: row for row in rows if row.inject_percent == 0}
     while True:
-        for row in report.rows:
-            left = end - time.monotonic()
-            if left < longest:
-                return
-            reporter.say(
-                f"selfcheck: {row.subject}, {row.inject_percent:g}% injected, gate {row.runs + 1}; {human_time(left)} left"
-            )
-            began = time.monotonic()
-            try_gate(config, row, report.gate_minutes, seed + number)
-            longest = max(longest, time.monotonic() - began)
-            number += 1
-            save()
+        for row in rows:
+            if row.inject_percent and not row.scaled:
+                yield same[row.subject]
+                yield row
 
 
-def try_gate(config: Config, row: Row, minutes: float, seed: int) -> None:
-    """One gate of this tree against itself, head slowed by the row's share."""
+def _check_gates(
+    config: Config,
+    report: Report,
+    gate_minutes: float,
+    end: float,
+    seed: int,
+    reporter: Reporter,
+    keep: Callable[[Trial], None],
+) -> None:
+    """One gate of each kind in turn, as long as another one fits."""
+    longest = 60.0 * gate_minutes
+    for number, row in enumerate(turns(report.rows)):
+        left = end - time.monotonic()
+        if left < longest:
+            return
+        reporter.say(f"selfcheck: {row.subject}, {row.inject_percent:g}% injected, gate {row.runs + 1}; {human_time(left)} left")
+        began = time.monotonic()
+        trial = try_gate(config, row.subject, row.inject_percent, gate_minutes, seed + number)
+        longest = max(longest, time.monotonic() - began)
+        add(report.rows, trial)
+        keep(trial)
+
+
+def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
+    """One gate of this tree against itself, head slowed by a known share."""
     options = Options(
         base="HEAD",
         config=config,
         minutes=minutes,
         seed=seed,
-        subject=row.subject,
-        inject_percent=row.inject_percent,
+        subject=subject,
+        inject_percent=inject_percent,
         launches=LAUNCHES,
     )
     commit = read_commit()
     base, head = (Tree(name, commit, ROOT, sys.executable) for name in ("base", "head"))
     evidence = gather(options, base, head, Reporter(quiet=True), compare=False)
-    add(row, evidence, judge(options, evidence, counts_required=False).verdict)
+    if evidence.stopped == INTERRUPTED:
+        raise KeyboardInterrupt
+    return Trial(
+        subject=subject,
+        inject_percent=inject_percent,
+        minutes=minutes,
+        seed=seed,
+        machine=machine_in_words(),
+        cycle=evidence.cycle,
+        segments=tuple(evidence.segments),
+        incomplete=tuple(evidence.incomplete),
+        not_comparable=tuple(evidence.not_comparable),
+        before=evidence.before,
+        after=evidence.after,
+    )
 
 
-def add(row: Row, evidence: Evidence, verdict: Verdict) -> None:
-    """Take one gate into the row. Pure but for the row."""
+def add(rows: Sequence[Row], trial: Trial) -> None:
+    """Take one gate into its row, and one of identical code into the scaled rows too. Pure but for the rows."""
+    evidence = trial.evidence()
+    for row in rows:
+        if row.subject == trial.subject and row.inject_percent == trial.inject_percent and not row.scaled:
+            _count(row, trial, evidence)
+        elif row.subject == trial.subject and row.scaled and trial.inject_percent == 0:
+            _count(row, trial, trials.slowed(evidence, row.inject_percent))
+
+
+def _count(row: Row, trial: Trial, evidence: Evidence) -> None:
+    options = Options(base="HEAD", config=Config(), subject=trial.subject)
+    verdict = judge(options, evidence, counts_required=False).verdict
     row.runs += 1
+    row.minutes.append(trial.minutes)
     row.verdicts[verdict.value] = row.verdicts.get(verdict.value, 0) + 1
     found = evidence.interval()
     if found is not None:
@@ -170,6 +237,29 @@ def add(row: Row, evidence: Evidence, verdict: Verdict) -> None:
     if verdict is not Verdict.INVALID:
         for name, alarm in rivals.alarms(evidence.segments).items():
             row.rivals[name] = row.rivals.get(name, 0) + alarm
+
+
+def judge_again(files: Sequence[Path], out: str | None, reporter: Reporter) -> int:
+    """The tables of gates that earlier checks kept, added up; nothing is measured. Exit codes as of `run_selfcheck`.
+
+    Raises:
+        UserError: a file that holds no gates.
+    """
+    stored = [trial for file in files for trial in trials.read(file)]
+    if not stored:
+        raise UserError(f"{', '.join(map(str, files))}: no gate in it")
+    report = Report(make_rows(sorted({trial.subject for trial in stored})), [], "; ".join(sorted({t.machine for t in stored})))
+    for trial in stored:
+        add(report.rows, trial)
+    report.seconds = round(sum(60.0 * trial.minutes for trial in stored), 1)
+    _write(outputs.choose_folder(out, "selfcheck"), report)
+    print(to_text(report))
+    return int(exit_code(report))
+
+
+def _write(folder: Path, report: Report) -> None:
+    outputs.write(folder / "selfcheck.json", to_json(report))
+    outputs.write(folder / "selfcheck.md", to_markdown(report))
 
 
 # -- the tables -----------------------------------------------------------------------------------------------------------
@@ -187,12 +277,17 @@ def gate_rows(report: Report) -> list[list[str]]:
     """Rows of the table of gates."""
     rows = []
     for row in report.rows:
-        question = "false alarms (over)" if row.inject_percent == 0 else f"{row.inject_percent:g}% found"
+        question = "false alarms (over)" if row.inject_percent == 0 else f"{_cost(row)} found"
         hits = row.count(Verdict.OVER) if row.inject_percent == 0 else row.found
         width = f"{sorted(row.widths)[len(row.widths) // 2]:.2f}%" if row.widths else "-"
         said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(row.verdicts.items()))
-        rows.append([row.subject, question, share(hits, row.judged), width, said or "-"])
+        minutes = f"{sorted(row.minutes)[len(row.minutes) // 2]:g}" if row.minutes else "-"
+        rows.append([row.subject, question, minutes, share(hits, row.judged), width, said or "-"])
     return rows
+
+
+def _cost(row: Row) -> str:
+    return f"{row.inject_percent:g}%" + (", scaled," if row.scaled else "")
 
 
 def rival_rows(report: Report) -> list[list[str]]:
@@ -202,11 +297,11 @@ def rival_rows(report: Report) -> list[list[str]]:
         if row.judged:
             ours = row.found
             texts = [share(row.rivals.get(name, 0), row.judged) for name in rivals.RIVALS]
-            rows.append([row.subject, f"{row.inject_percent:g}%", share(ours, row.judged), *texts])
+            rows.append([row.subject, _cost(row).rstrip(","), share(ours, row.judged), *texts])
     return rows
 
 
-GATE_HEADERS = ["subject", "question", "answer (95% bounds)", "half-width", "verdicts"]
+GATE_HEADERS = ["subject", "question", "minutes", "answer (95% bounds)", "half-width", "verdicts"]
 RIVAL_HEADERS = ["subject", "injected", "ours: slower or over", *rivals.RIVALS]
 PLANT_HEADERS = ["planted fault", "found", "by"]
 
@@ -218,7 +313,7 @@ def plant_rows(report: Report) -> list[list[str]]:
 
 def _tables(report: Report) -> list[tuple[str, list[list[str]], list[str]]]:
     return [
-        (f"Gates of {report.gate_minutes:g} min, {LAUNCHES} launches each", gate_rows(report), GATE_HEADERS),
+        ("Gates of this code against itself", gate_rows(report), GATE_HEADERS),
         ("Slower, says whom, on the same segments taken base first", rival_rows(report), RIVAL_HEADERS),
         ("Planted faults", plant_rows(report), PLANT_HEADERS),
     ]

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench import rivals, selfcheck
+from bench import rivals, selfcheck, trials
 from bench.gate import pairs
 from bench.gate_verdict import HEAD, Evidence, Launch
 from bench.plant_check import PlantFound, judge_plant, time_plant
 from bench.progress import Reporter
-from bench.records import ExactCounts, ExitCode, Verdict
-from bench.selfcheck import INJECTED, Report, Row, add, exit_code, run_selfcheck, share, to_json, to_markdown, to_text
+from bench.records import ExactCounts, ExitCode
+from bench.selfcheck import (
+    Report,
+    Row,
+    add,
+    exit_code,
+    judge_again,
+    make_rows,
+    run_selfcheck,
+    share,
+    to_json,
+    to_markdown,
+    to_text,
+)
+from bench.trials import Trial
 from dflash.config import Config
+from dflash.errors import UserError
 from tests.bench.make import segment
 
 
@@ -49,15 +65,60 @@ def test_shares_come_with_exact_bounds(hits: int, runs: int, text: str) -> None:
     assert share(hits, runs) == text
 
 
+def trial(percent: float, subject: str = "spin", **changes: Any) -> Trial:
+    found = evidence(percent / 100, **changes)
+    return Trial(subject, percent, 0.5, 0, "Some CPU, 2 cores", found.cycle, tuple(found.segments))
+
+
 def test_a_row_counts_verdicts_and_what_others_would_have_said() -> None:
-    row = Row("spin", 2.0)
-    add(row, evidence(0.02), Verdict.OVER)
-    add(row, evidence(0.02, seed=1), Verdict.SLOWER)
-    add(row, evidence(0.02, seed=2), Verdict.WITHIN)
-    add(row, evidence(0.02, seed=3), Verdict.INVALID)
-    assert (row.runs, row.judged, row.found) == (4, 3, 2)
+    row, other = Row("spin", 2.0), Row("trainer", 2.0)
+    for seed in range(3):
+        add([row, other], trial(2.0, seed=seed))
+    add([row, other], replace(trial(2.0, seed=3), incomplete=("head died",)))
+    assert (row.runs, row.judged, row.found, other.runs) == (4, 3, 3, 0)
+    assert row.verdicts == {"over": 3, "invalid": 1}
     assert all(abs(error) < 1.0 for error in row.errors)
     assert row.rivals["pyperf t-test"] == 3
+
+
+def test_identical_code_is_judged_with_its_times_scaled_too() -> None:
+    """As precisely as if head had really lost that share, and only by gates of identical code."""
+    rows = make_rows(["spin"])
+    for seed in range(5):
+        add(rows, trial(0.0, seed=seed))
+    add(rows, trial(1.0))
+    same, *others = (row for row in rows if row.inject_percent in (0.0, 2.0))
+    assert same.verdicts == {"within": 5}
+    assert [(row.scaled, row.runs, row.found) for row in others] == [(False, 0, 0), (True, 5, 5)]
+    assert others[1].errors == pytest.approx(same.errors, abs=0.02)
+    assert [row.runs for row in rows if row.inject_percent == 1.0] == [1, 5]
+
+
+def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for number, file in enumerate(files):
+        trials.append(file, trial(0.0, seed=number))
+        trials.append(file, trial(5.0, "trainer", seed=number))
+    kept, made = next(trials.read(files[0])).evidence().interval(), evidence(0.0).interval()
+    assert kept is not None
+    assert made is not None
+    assert (kept.low, kept.high, kept.n) == pytest.approx((made.low, made.high, made.n), abs=1e-5)
+    assert judge_again(files, str(tmp_path / "out"), Reporter(quiet=True)) == ExitCode.WITHIN
+    text = capsys.readouterr().out
+    assert "0 of 2 = 0.0%" in text
+    assert "2 of 2 = 100.0%" in text
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("text", "said"), [("{}\n", "gates.jsonl:1: subject: Field required"), ("", "no gate in it"), (None, "No such file")]
+)
+def test_a_file_that_holds_no_gates_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "gates.jsonl"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=said):
+        judge_again([file], str(tmp_path / "out"), Reporter(quiet=True))
 
 
 def test_drift_fools_those_who_measure_base_first_and_not_the_rounds() -> None:
@@ -82,12 +143,12 @@ def test_the_base_first_order_takes_each_side_from_its_half() -> None:
 @pytest.mark.parametrize(
     ("report", "code"),
     [
-        (Report([Row("spin", 0.0)], [], 1.0), ExitCode.INCOMPLETE),
-        (Report([Row("spin", 0.0, 2, {"within": 2})], [], 1.0), ExitCode.WITHIN),
-        (Report([Row("spin", 0.0, 2, {"within": 1, "over": 1})], [], 1.0), ExitCode.OVER),
-        (Report([Row("spin", 0.0, 1, {"invalid": 1})], [], 1.0), ExitCode.INCOMPLETE),
-        (Report([], [PlantFound("item", True, "+4 syncs")], 1.0), ExitCode.WITHIN),
-        (Report([], [PlantFound("item", False, "nothing changed")], 1.0), ExitCode.OVER),
+        (Report([Row("spin", 0.0)], [], ""), ExitCode.INCOMPLETE),
+        (Report([Row("spin", 0.0, runs=2, verdicts={"within": 2})], [], ""), ExitCode.WITHIN),
+        (Report([Row("spin", 0.0, runs=2, verdicts={"within": 1, "over": 1})], [], ""), ExitCode.OVER),
+        (Report([Row("spin", 0.0, runs=1, verdicts={"invalid": 1})], [], ""), ExitCode.INCOMPLETE),
+        (Report([], [PlantFound("item", True, "+4 syncs")], ""), ExitCode.WITHIN),
+        (Report([], [PlantFound("item", False, "nothing changed")], ""), ExitCode.OVER),
     ],
 )
 def test_a_harness_that_was_wrong_or_tried_nothing_is_red(report: Report, code: ExitCode) -> None:
@@ -95,17 +156,18 @@ def test_a_harness_that_was_wrong_or_tried_nothing_is_red(report: Report, code: 
 
 
 def test_the_tables_name_subject_question_answer_and_bounds() -> None:
-    row = Row("spin", 0.0)
-    add(row, evidence(0.0), Verdict.WITHIN)
-    report = Report([row, Row("spin", 1.0)], [PlantFound("item", True, "+4 syncs")], 1.5, 600.0, "Some CPU, 2 cores")
+    rows = make_rows(["spin"])
+    add(rows, trial(0.0))
+    report = Report(rows, [PlantFound("item", True, "+4 syncs")], "Some CPU, 2 cores", 600.0)
     text = to_text(report)
     assert "false alarms (over)" in text
     assert "0 of 1 = 0.0% (0.0 to 97.5)" in text
     assert "1% found" in text
+    assert "1%, scaled, found" in text
     assert "+4 syncs" in text
     assert "Some CPU, 2 cores, in 10 min 00 s" in text
     assert to_markdown(report).count("\n## ") == 3
-    assert json.loads(to_json(report))["schema"] == "dflash-bench/selfcheck/1"
+    assert json.loads(to_json(report))["schema"] == "dflash-bench/selfcheck/2"
 
 
 @pytest.mark.parametrize(
@@ -135,9 +197,9 @@ def test_time_goes_to_each_kind_of_gate_in_turn(
     asked: list[float] = []
     clock = iter(range(0, 100_000, 10))
 
-    def try_gate(config: Config, row: Row, minutes: float, seed: int) -> None:
-        asked.append(row.inject_percent)
-        add(row, evidence(row.inject_percent / 100, seed=seed), Verdict.OVER if row.inject_percent else Verdict.WITHIN)
+    def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
+        asked.append(inject_percent)
+        return trial(inject_percent, subject, seed=seed)
 
     monkeypatch.setattr(selfcheck.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(selfcheck, "try_gate", try_gate)
@@ -155,7 +217,8 @@ def test_time_goes_to_each_kind_of_gate_in_turn(
     )
     assert code == ExitCode.WITHIN
     assert len(asked) >= 8
-    assert asked[:5] == [*INJECTED, 0.0]
+    assert asked[:8] == [0.0, 1.0, 0.0, 2.0, 0.0, 5.0, 0.0, 1.0]
     stored = json.loads((out / "selfcheck.json").read_text())
-    assert sum(row["runs"] for row in stored["rows"]) == len(asked)
+    assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(asked)
+    assert [kept.inject_percent for kept in trials.read(out / "gates.jsonl")] == asked
     assert "5% found" in capsys.readouterr().out

@@ -49,6 +49,9 @@ prefix* in the workspace's settings. Four panels that answer "why are the GPUs i
 | what each could do | `*/*/capacity_tokens_per_second`, `*/*/tokens_per_second` | the lowest capacity sets the pace |
 | spikes | `profile/*_ms_p99`, `profile/*_ms_p50` | far apart: some steps stall |
 
+Every other sink gets every key; W&B does not get those that match `observe.wandb_exclude` (shell patterns), which keeps eight
+GPUs under its advice of 200 keys. `--set observe.wandb_exclude='[]'` sends all.
+
 W&B's own sampling of the GPUs is off while the `gpu` collector is on at the start, so that NVML is asked once.
 
 ## One more collector

@@ -278,6 +278,7 @@ def make_sinks(config: ObserveConfig, run_dir: Path, roles: RoleMap) -> list[Sin
                 families=FAMILIES,
                 quiet_stats="gpu" in config.collectors,
                 timeout_s=config.wandb_timeout_s,
+                exclude=config.wandb_exclude,
             )
         )
     return sinks

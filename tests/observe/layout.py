@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from dflash.config import ObserveConfig
@@ -54,12 +55,13 @@ class Figures:
     """What the layout costs.
 
     Attributes:
-        keys: distinct keys of a flush window; `train_keys` of a step.
+        keys: distinct keys of a flush window; `wandb_keys` of them go to W&B; `train_keys` of a step.
         flush_bytes: of a window as a line of metrics.jsonl.
         tick_ms, flush_ms: CPU time of the monitor's thread, medians.
     """
 
     keys: int
+    wandb_keys: int
     train_keys: int
     flush_bytes: int
     tick_ms: float
@@ -153,6 +155,7 @@ def measure(folder: Path, windows: int = 12, ticks: int = 10) -> Figures:
     train = layout.sink.of("train")[0]
     return Figures(
         keys=len(flush.values),
+        wandb_keys=sum(not any(fnmatch(key, pattern) for pattern in ObserveConfig().wandb_exclude) for key in flush.values),
         train_keys=len(train.values),
         flush_bytes=len(to_line(flush).encode()),
         tick_ms=sorted(tick_ms)[len(tick_ms) // 2],
@@ -163,5 +166,6 @@ def measure(folder: Path, windows: int = 12, ticks: int = 10) -> Figures:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder))
-    print(f"{TARGETS} targets, {DRAFTERS} drafters: {found.keys} keys a window, {found.train_keys} a step")
+    keys = f"{found.keys} keys a window ({found.wandb_keys} of them to W&B), {found.train_keys} a step"
+    print(f"{TARGETS} targets, {DRAFTERS} drafters: {keys}")
     print(f"{found.flush_bytes:,} bytes a flush; CPU {found.tick_ms:.2f} ms a tick, {found.flush_ms:.2f} ms a tick with flush")

@@ -14,6 +14,7 @@ def test_keys_bytes_and_tick_time(tmp_path: Path) -> None:
     print(found)
     # W&B keeps under 10,000 names a project, and a few hundred points a second; a window is one call.
     assert 200 < found.keys < 300
+    assert 150 < found.wandb_keys <= 200
     assert found.flush_bytes < 20_000
     # A thousandth of a second of tick is a per mille of one core at a tick a second; five leave room for a busy machine.
     assert found.tick_ms < 5.0

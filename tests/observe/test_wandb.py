@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dflash.config import ObserveConfig
 from tests.observe.wandb_kit import run
 from tests.observe.wandb_kit.reader import OfflineRun, read_file, read_run
 from tests.observe.wandb_kit.server import FakeWandb, SilentServer, refusing_url
@@ -25,6 +27,7 @@ from tests.observe.wandb_kit.server import FakeWandb, SilentServer, refusing_url
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789" * 4
 TIMEOUT_S = 1.0
+EXCLUDE = ObserveConfig().wandb_exclude
 
 
 @dataclass
@@ -114,8 +117,10 @@ def test_every_flush_window_arrives_key_by_key(offline: tuple[Path, Outcome, Off
     arrived = [row for row in run.history if "train/step" not in row]
     assert len(arrived) == len(rows) >= 10
     for ours, theirs in zip(rows, arrived, strict=True):
+        wanted = {key: value for key, value in ours["values"].items() if not any(fnmatch(key, one) for one in EXCLUDE)}
+        assert 0 < len(wanted) < len(ours["values"]), "some keys are excluded"
         assert {key: value for key, value in theirs.items() if not key.startswith("_")} == {
-            **ours["values"],
+            **wanted,
             "monitor/elapsed_s": pytest.approx(ours["elapsed_s"], abs=1e-6),
             "monitor/step": ours["step"],
         }

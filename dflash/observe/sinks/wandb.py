@@ -8,11 +8,13 @@ in the run's folder and `wandb sync` uploads it later.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import importlib
 import inspect
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -34,6 +36,7 @@ class WandbSink(Sink):
         families: first segments of the keys, for `define_metric`.
         quiet_stats: W&B's own system sampling off (ours is on; the GPUs are not asked twice).
         timeout_s: bound of `init` and of `finish`.
+        exclude: shell patterns of keys of flush windows that are left out.
     """
 
     name: ClassVar[str] = "wandb"
@@ -48,6 +51,7 @@ class WandbSink(Sink):
         families: Sequence[str],
         quiet_stats: bool,
         timeout_s: float,
+        exclude: Sequence[str] = (),
     ) -> None:
         # Reporting W&B's own errors to the server is one more thing that waits for it.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -55,6 +59,8 @@ class WandbSink(Sink):
         self._wandb = _import_wandb()
         self._run_dir, self._project, self._mode = run_dir, project, mode
         self._families, self._quiet_stats, self._timeout_s = tuple(families), quiet_stats, timeout_s
+        self._excluded = re.compile("|".join(map(fnmatch.translate, exclude)) or r"(?!)")
+        self._wanted: dict[str, bool] = {}
         # An `init` under way with its grace period, and a `finish`.
         self.close_timeout_s = 2 * timeout_s + 15.0
         self._run: Any = None
@@ -76,7 +82,7 @@ class WandbSink(Sink):
     def write(self, rows: list[Row]) -> None:
         for row in rows:
             if row.kind == "metrics":
-                self._log({**row.values, ELAPSED: row.elapsed_s, STEP: row.step})
+                self._log({**self._without_excluded(row.values), ELAPSED: row.elapsed_s, STEP: row.step})
             elif row.kind == "train":
                 self._train = row
                 if row.elapsed_s - self._train_logged_s >= TRAIN_EVERY_S:
@@ -154,6 +160,13 @@ class WandbSink(Sink):
                 self._wandb.teardown()
             self._run = self._init("offline")
             self._run.log(numbers)
+
+    def _without_excluded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The same keys come every time: each is matched once."""
+        wanted = self._wanted
+        for key in values.keys() - wanted.keys():
+            wanted[key] = self._excluded.match(key) is None
+        return {key: value for key, value in values.items() if wanted[key]}
 
     def _settings_of_run(self) -> dict[str, Any]:
         path = self._run_dir / "config.json"

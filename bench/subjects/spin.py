@@ -18,6 +18,9 @@ from bench.subject import OnSegment, SegmentRequest, Stepper, SubjectResult, bus
 
 BLOCK_BYTES = 1 << 20
 """Work is hashing: single-threaded C code of a speed that hangs on the core alone, which lets the GIL go."""
+STEP_BYTES = 10 << 20
+"""Hashed in a step, on average; 5 to 25 ms. Fixed and not fitted to the core's speed: two processes of a gate must do the same
+work to the last byte, or they differ by what the fit erred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,11 @@ class SimulatedClock:
 
 
 class SpinSubject:
-    """Steps of `step_s` seconds each, in a cycle of `cycle` batches of unlike size.
+    """Steps of fixed work in a cycle of `cycle` batches of unlike size.
 
     Args:
         costs: collectors and the share of the throughput each loses (0: none).
+        step_s: seconds of a step on the simulated clock.
         noise: use the simulated clock with this noise.
         crash_in: name of an arm whose segments raise (a planted fault).
         corrupt: name of a collector that changes the losses while it is on (a planted fault).
@@ -93,19 +97,10 @@ class SpinSubject:
         self._tokens = [max(1, round(1000 * share)) for share in self._shares]
         self._work: Callable[[int], None] = self._hash
         self._block = b""
-        self._bytes_per_s = 0.0
 
     def open(self) -> None:
-        """Find out how fast this core hashes, so that a step takes about `step_s`."""
-        if self._noise is not None:
-            return
+        """Make what is hashed."""
         self._block = bytes(BLOCK_BYTES)
-        speeds = []
-        for _ in range(15):
-            start = time.perf_counter()
-            hashlib.sha256(self._block).digest()
-            speeds.append(BLOCK_BYTES / (time.perf_counter() - start))
-        self._bytes_per_s = float(np.median(speeds))
 
     def close(self) -> None:
         self._block = b""
@@ -151,7 +146,7 @@ class SpinSubject:
         return 2.0 + self._shares[place] + (1e-7 if changed else 0.0)
 
     def _hash(self, place: int) -> None:
-        left = int(self._bytes_per_s * self._step_s * self._shares[place])
+        left = int(STEP_BYTES * self._shares[place])
         while left > 0:
             hashlib.sha256(memoryview(self._block)[: min(left, BLOCK_BYTES)])
             left -= BLOCK_BYTES

@@ -9,6 +9,7 @@ import pytest
 
 from bench.records import Arm
 from bench.subject import SegmentRequest, Stepper, Taken, busy_wait
+from bench.subjects import spin
 from bench.subjects.spin import Noise, SimulatedClock, SpinSubject
 
 OFF = Arm("off")
@@ -121,7 +122,7 @@ def test_a_busy_wait_takes_its_time() -> None:
 
 
 def test_the_spin_subject_works_for_real() -> None:
-    subject = SpinSubject(step_s=0.001, cycle=4)
+    subject = SpinSubject(cycle=4)
     taken: list[Taken] = []
     subject.open()
     result = subject.run(iter([SegmentRequest(OFF, 0, 0, 8, 1)]), taken.append)
@@ -130,6 +131,19 @@ def test_the_spin_subject_works_for_real() -> None:
     assert taken[0].segment.seconds > 0.002
     assert len(result.losses) == 4 + 1 + 8
     assert len({loss for step, loss in result.losses if step % 4 == 2}) == 1
+
+
+def test_two_spin_subjects_do_the_same_work_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides of a gate are one such process; work fitted to the core's speed would differ by what the fit erred."""
+    hashed: list[int] = []
+    monkeypatch.setattr(spin.hashlib, "sha256", lambda data: hashed.append(len(data)))
+    for _ in range(2):
+        subject = SpinSubject(cycle=4)
+        subject.open()
+        subject.run(iter([SegmentRequest(OFF, 0, 0, 4, 0)]), lambda item: None)
+    half = len(hashed) // 2
+    assert sum(hashed) > 2 * 4 * spin.STEP_BYTES * 0.99
+    assert hashed[:half] == hashed[half:]
 
 
 def test_the_simulated_spin_subject_is_reproducible() -> None:

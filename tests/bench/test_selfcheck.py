@@ -111,7 +111,7 @@ def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pyte
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
-    ("text", "said"), [("{}\n", "gates.jsonl:1: subject: Field required"), ("", "no gate in it"), (None, "No such file")]
+    ("text", "said"), [("{}\n", "gates.jsonl:1: missing key 'subject'"), ("", "no gate in it"), (None, "No such file")]
 )
 def test_a_file_that_holds_no_gates_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
     file = tmp_path / "gates.jsonl"

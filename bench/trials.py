@@ -87,10 +87,6 @@ def read(path: Path) -> Iterator[Trial]:
                 try:
                     yield adapter.validate_json(line)
                 except ValidationError as error:
-                    first = error.errors()[0]
-                    where = ".".join(map(str, first["loc"]))
-                    raise UserError(
-                        f"{path}:{number}: {where}: {first['msg']}; want a gates.jsonl of `bench selfcheck`"
-                    ) from None
+                    raise UserError(f"{path}:{number}: {explain(error)}; want a gates.jsonl of `bench selfcheck`") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; want a gates.jsonl of `bench selfcheck`") from None

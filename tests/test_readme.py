@@ -60,17 +60,23 @@ def prepare(words: list[str], folder: Path) -> None:
     assert json.loads((folder / words[words.index("--out") + 1]).read_text().splitlines()[0])
 
 
-def export(words: list[str], folder: Path) -> None:
+def trained(words: list[str], folder: Path) -> None:
+    """The run that the command speaks of."""
     ids = write_ids(folder / "ids.jsonl")
     run_dir = words[words.index("--checkpoint") + 1]
     assert run([*small(["train"]), "--set", f"data.path={ids}", "--out", run_dir]) == 0
+
+
+def export(words: list[str], folder: Path) -> None:
+    trained(words, folder)
     assert run(words) == 0
     assert (folder / words[words.index("--out") + 1] / "model.safetensors").exists()
 
 
 def evaluate(words: list[str], folder: Path) -> None:
-    """Decoding has tests of its own; here its options."""
-    known(words[1:], [sys.executable, "-m", "dflash", "eval", "--help"])
+    trained(words, folder)
+    assert run([*words, "--prompts", str(folder / "ids.jsonl"), "--max-new-tokens", "8", "--out", str(folder / "eval")]) == 0
+    assert json.loads((folder / "eval" / "eval.json").read_text())["figures"]["lossless"] is True
 
 
 def doctor(words: list[str], folder: Path) -> None:

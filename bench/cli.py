@@ -80,6 +80,11 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def percents(text: str) -> tuple[float, ...]:
+    """Comma-separated percentages; 0 is none."""
+    return tuple(sorted({percent(part) for part in text.split(",")} - {0.0}))
+
+
 def build_parser() -> Parser:
     """The whole command line."""
     parser = Parser(
@@ -111,7 +116,7 @@ def _common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace],
 
 def _overhead(parser: argparse.ArgumentParser) -> None:
     _common(parser, run_overhead)
-    parser.add_argument("--quick", action="store_true", help="isolated costs only, shorter segments; under 90 s in all")
+    parser.add_argument("--quick", action="store_true", help="isolated costs only; under 90 s in all")
     parser.add_argument("--minutes", type=minutes, metavar="M", help="time for measuring (default 4, quick 0.75)")
     parser.add_argument(
         "--budget", type=budget, default=1.0, metavar="PERCENT", help="of all together, half for each (default 1%%)"
@@ -222,6 +227,13 @@ def _selfcheck(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=minutes, default=20.0, metavar="M", help="time in all (default 20)")
     parser.add_argument("--gate-minutes", type=minutes, default=1.5, metavar="M", help="time of each gate (default 1.5)")
     parser.add_argument("--subjects", type=names, default=("spin",), metavar="S,...", help="spin, trainer or both (default spin)")
+    parser.add_argument(
+        "--inject",
+        type=percents,
+        default=None,
+        metavar="PERCENT,...",
+        help="real slowdowns to find (default 1,2,5; 0: identical code alone, slowed on paper)",
+    )
     parser.add_argument("--no-plants", action="store_true", help="leave the planted faults out: gates only")
     parser.add_argument(
         "--again", nargs="+", default=(), metavar="FILE", help="judge the gates.jsonl of earlier checks; measure nothing"
@@ -250,6 +262,7 @@ def run_selfcheck(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         reporter=Reporter(),
         seed=arguments.seed,
+        injected=selfcheck.COSTS if arguments.inject is None else arguments.inject,
         plants=not arguments.no_plants,
     )
 

@@ -10,7 +10,7 @@ from bench import baselines, counting, machine, outputs
 from bench.analysis import Analysis, analyse
 from bench.code import read_commit
 from bench.measure import Run, measure
-from bench.plan import MIN_SEGMENT_S, choose_collectors, make_arms
+from bench.plan import choose_collectors, make_arms
 from bench.progress import Reporter
 from bench.records import ALL, BaselineView, ConfigRef, ExactCounts, Machine, Receipt, Segment
 from bench.report.show import show
@@ -21,7 +21,6 @@ from dflash.config import Config
 
 MINUTES = 4.0
 QUICK_MINUTES = 0.75
-QUICK_SEGMENT_S = 0.3
 QUICK_END_S = 78.0
 """A quick run is over 90 s after its start: so much is left for building, counting and measuring together."""
 
@@ -84,7 +83,6 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
             time_s=options.time_s,
             watch=Watch(contrasts, limits, subject.cycle),
             reporter=reporter,
-            min_segment_s=QUICK_SEGMENT_S if options.quick else MIN_SEGMENT_S,
             end_s=started + QUICK_END_S if options.quick and options.minutes is None else None,
             ready=(lambda: pending.wait(reporter)) if pending is not None else None,
         )

@@ -35,8 +35,8 @@ from dflash.config import Config
 from dflash.errors import UserError
 
 MINUTES = 20.0
-INJECTED = (1.0, 2.0, 5.0)
-"""Percent of the throughput that head loses: for real, and on paper."""
+COSTS = (1.0, 2.0, 5.0)
+"""Percent of the throughput that head loses: for real, unless the caller asks for other ones, and on paper."""
 GATE_MINUTES = 1.5
 LAUNCHES = 5
 PLANT_SHARE = 0.4
@@ -88,12 +88,12 @@ class Report:
     seconds: float = 0.0
 
 
-def make_rows(subjects: Sequence[str]) -> list[Row]:
+def make_rows(subjects: Sequence[str], injected: Sequence[float] = COSTS) -> list[Row]:
     """Every kind of gate: of identical code, really slowed, slowed on paper."""
     rows = []
     for subject in subjects:
-        rows += [Row(subject, percent) for percent in (0.0, *INJECTED)]
-        rows += [Row(subject, percent, scaled=True) for percent in INJECTED]
+        rows += [Row(subject, percent) for percent in (0.0, *injected)]
+        rows += [Row(subject, percent, scaled=True) for percent in COSTS]
     return rows
 
 
@@ -113,6 +113,7 @@ def run_selfcheck(
     out: str | None,
     reporter: Reporter,
     seed: int = 0,
+    injected: Sequence[float] = COSTS,
     plants: bool = True,
 ) -> int:
     """Check until the time is up, print the table, write selfcheck.json and selfcheck.md. Returns the exit code:
@@ -121,7 +122,7 @@ def run_selfcheck(
     """
     folder = outputs.choose_folder(out, "selfcheck")
     started = time.monotonic()
-    report = Report(make_rows(subjects), [], machine_in_words())
+    report = Report(make_rows(subjects, injected), [], machine_in_words())
     end = started + 60.0 * minutes
 
     def keep(trial: Trial) -> None:
@@ -152,11 +153,13 @@ def exit_code(report: Report) -> ExitCode:
 
 def turns(rows: Sequence[Row]) -> Iterator[Row]:
     """Endless: a gate of identical code before each of the slowed ones, subject by subject."""
-    same = {row.subject: row for row in rows if row.inject_percent == 0}
+    real = [row for row in rows if not row.scaled]
+    same = {row.subject: row for row in real if row.inject_percent == 0}
+    slowed = [row for row in real if row.inject_percent]
     while True:
-        for row in rows:
-            if row.inject_percent and not row.scaled:
-                yield same[row.subject]
+        for row in slowed or same.values():
+            yield same[row.subject]
+            if row.inject_percent:
                 yield row
 
 
@@ -248,7 +251,9 @@ def judge_again(files: Sequence[Path], out: str | None, reporter: Reporter) -> i
     stored = [trial for file in files for trial in trials.read(file)]
     if not stored:
         raise UserError(f"{', '.join(map(str, files))}: no gate in it")
-    report = Report(make_rows(sorted({trial.subject for trial in stored})), [], "; ".join(sorted({t.machine for t in stored})))
+    injected = sorted({trial.inject_percent for trial in stored} - {0.0})
+    rows = make_rows(sorted({trial.subject for trial in stored}), injected)
+    report = Report(rows, [], "; ".join(sorted({trial.machine for trial in stored})))
     for trial in stored:
         add(report.rows, trial)
     report.seconds = round(sum(60.0 * trial.minutes for trial in stored), 1)

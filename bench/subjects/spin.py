@@ -7,6 +7,7 @@ simulated clock run instead: the same code path in no time at all, with noise of
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,13 +98,20 @@ class SpinSubject:
         self._tokens = [max(1, round(1000 * share)) for share in self._shares]
         self._work: Callable[[int], None] = self._hash
         self._block = b""
+        self._cores: set[int] | None = None
 
     def open(self) -> None:
-        """Make what is hashed."""
+        """Make what is hashed, and stay on one core: two processes of a gate then see the same core, fast or slow."""
         self._block = bytes(BLOCK_BYTES)
+        if self._noise is None and hasattr(os, "sched_setaffinity"):
+            self._cores = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {max(self._cores)})
 
     def close(self) -> None:
         self._block = b""
+        if self._cores is not None:
+            os.sched_setaffinity(0, self._cores)
+            self._cores = None
 
     def clock_s(self) -> float:
         """Seconds of the clock that this subject runs by."""

@@ -83,14 +83,15 @@ def test_sizing_keeps_its_promises(step_s: float, cycle: int, segments: int, tim
         assert found.cycles == 1, "segments get as short as may be before the time is overrun"
         assert found.rounds == MIN_ROUNDS
     if found.cycles > 1:
-        assert (found.cycles - 1) * cycle * step_s < MIN_SEGMENT_S, "no longer than half a second needs"
+        assert (found.cycles - 1) * cycle * step_s < MIN_SEGMENT_S, "no longer than the least length needs"
 
 
-def test_sizing_takes_half_second_segments_where_there_is_time() -> None:
+def test_a_segment_is_one_cycle_unless_steps_are_very_short() -> None:
     found = size(step_s=0.07, cycle=4, segments_per_round=17, time_s=240.0, washout=1)
-    assert found.steps == 8
-    assert found.segment_s == pytest.approx(0.56)
-    assert "17 segments a round of 8 steps (0.56 s)" in found.describe(15)
+    assert found.steps == 4
+    assert found.segment_s == pytest.approx(0.28)
+    assert "17 segments a round of 4 steps (0.28 s)" in found.describe(15)
+    assert size(step_s=1e-5, cycle=4, segments_per_round=17, time_s=240.0, washout=1).segment_s >= MIN_SEGMENT_S
 
 
 def test_a_plan_that_does_not_fit_says_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from bench.selfcheck import (
     to_json,
     to_markdown,
     to_text,
+    turns,
 )
 from bench.trials import Trial
 from dflash.config import Config
@@ -92,6 +94,11 @@ def test_identical_code_is_judged_with_its_times_scaled_too() -> None:
     assert [(row.scaled, row.runs, row.found) for row in others] == [(False, 0, 0), (True, 5, 5)]
     assert others[1].errors == pytest.approx(same.errors, abs=0.02)
     assert [row.runs for row in rows if row.inject_percent == 1.0] == [1, 5]
+
+
+def test_without_real_slowdowns_all_gates_go_to_identical_code() -> None:
+    same = list(islice(turns(make_rows(["spin", "trainer"], [])), 4))
+    assert [(row.subject, row.inject_percent) for row in same] == [("spin", 0.0), ("trainer", 0.0)] * 2
 
 
 def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

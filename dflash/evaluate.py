@@ -167,7 +167,7 @@ def plot(path: Path, figures: Figures, title: str) -> bool:
     axis.set(xlabel="slot of the block", ylabel="share of cycles", ylim=(0, 1), xticks=slots)
     axis.set_title(f"{title}: τ = {figures.tau:.2f} (95%: {figures.tau_low:.2f} to {figures.tau_high:.2f})", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return True

@@ -22,7 +22,8 @@ two numbers.
 **Ticks and rows.** The monitor samples every `observe.tick_s` (1 s); the terminal shows each tick. Every `observe.flush_s`
 (10 s) the ticks become one row for the other sinks, the same row for each: deltas add up, the rest is averaged over the time it
 was there (ratios by their denominator, so that a row's ratio is that of the whole window), maxima stay maxima, and quantiles
-are taken over everything in the window. Training scalars come one row a step; W&B gets at most one of them a second.
+are taken over everything in the window. Training scalars come one row a step, together at
+the flush (each second while a live screen is on); W&B gets at most one of them a second.
 
 **Switches.** `observe.collectors` names the collectors that are on at the start; `Observer.switch(name, on)` throws a switch
 while training runs. `train/*` and `monitor/*` are always on.

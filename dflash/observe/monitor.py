@@ -51,7 +51,8 @@ class Monitor:
     Args:
         collectors: asked in turn; one that raises is switched off through `fail`.
         sinks: rows go to the outbox of each sink that wants their kind.
-        before_tick: moves what other threads left for the monitor (late scalars, workers' faults).
+        before_tick: moves what other threads left for the monitor (late scalars, workers' faults). Told whether anybody
+            sees this tick: a screen is on, or a flush is due.
         totals: drops and CPU time up to now.
         step: drafter 0's optimizer step.
     """
@@ -63,7 +64,7 @@ class Monitor:
         *,
         tick_s: float,
         flush_s: float,
-        before_tick: Callable[[], None],
+        before_tick: Callable[[bool], None],
         fail: Callable[[Collector, Exception], None],
         find: Callable[[str], Metric | None],
         totals: Callable[[], Totals],
@@ -143,9 +144,9 @@ class Monitor:
     def tick(self, lateness_ms: float = 0.0, last: bool = False) -> None:
         """Sample every collector that is on; flush when it is time, or when this is the last tick."""
         now_ns = perf_counter_ns()
-        self._before_tick()
         window_s = (now_ns - self._flushed_ns) / 1e9
         flushing = last or window_s >= self._flush_s - self._tick_s / 2
+        self._before_tick(self._live or flushing)
         seconds, self._last_ns = (now_ns - self._last_ns) / 1e9, now_ns
         states, counts = self._sample(now_ns, self._live or flushing)
         states.update(self._self_report(lateness_ms))

@@ -195,10 +195,12 @@ class Observer:
 
     # -- called by the monitor ------------------------------------------------------------------------------------------
 
-    def _before_tick(self) -> None:
-        late = [self._late.popleft() for _ in range(len(self._late))]
-        if late:
-            self._monitor.send_train(late)
+    def _before_tick(self, everything: bool) -> None:
+        # Waking every sink each second for a few rows would cost as much as all collectors.
+        if everything or len(self._late) > _LATE // 2:
+            late = [self._late.popleft() for _ in range(len(self._late))]
+            if late:
+                self._monitor.send_train(late)
         for recorder in self._sources.recorders:
             fault, recorder.fault = recorder.fault, None
             if fault is not None:

@@ -39,3 +39,21 @@ def test_every_worker_and_every_gpu_is_on_the_dashboard(tmp_path: Path) -> None:
         assert f"gpu/{gpu}/util_pct" in values
         assert f"cuda/{gpu}/reserved_gb" in values
     assert not [key for key in values if MetricIndex(METRICS).find(key) is None]
+
+
+def test_training_scalars_keep_until_the_flush_as_no_screen_shows_them(tmp_path: Path) -> None:
+    """Each wake-up of a sink costs as much as a collector; a full half of the deque goes at once all the same."""
+    layout = Layout(tmp_path)
+    layout.start()
+    monitor = layout.observer._monitor
+    layout.late(1)
+    monitor.tick()
+    layout.late(2)
+    assert len(layout.observer._late) == 2
+    monitor.tick(last=True)
+    for step in range(3, 2052):
+        layout.late(step)
+    monitor.tick()
+    assert len(layout.observer._late) == 0
+    layout.observer.close()
+    assert [row.step for row in layout.sink.of("train")] == list(range(1, 2052))

@@ -181,7 +181,7 @@ def test_a_workers_cuda_error_switches_the_collector_off(run: Run, caplog: pytes
 
 
 def test_a_fault_of_the_monitor_itself_stops_nothing(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> None:
+    def broken(everything: bool) -> None:
         raise RuntimeError("planted in the monitor")
 
     run.observer._monitor._before_tick = broken

@@ -46,6 +46,7 @@ def test_training_scalars_keep_until_the_flush_as_no_screen_shows_them(tmp_path:
     layout = Layout(tmp_path)
     layout.start()
     monitor = layout.observer._monitor
+    monitor._live = False
     layout.late(1)
     monitor.tick()
     layout.late(2)

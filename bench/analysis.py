@@ -59,6 +59,8 @@ class Analysis:
     counted: bool
     has_aa: bool
     faults: tuple[str, ...] = ()
+    together: bool = False
+    """The plan asks about all collectors as one, so none has evidence of its own."""
 
 
 def analyse(measurement: Measurement) -> Analysis:
@@ -78,6 +80,7 @@ def analyse(measurement: Measurement) -> Analysis:
         counted=bool(measurement.counts),
         has_aa=OFF_AGAIN in planned,
         faults=measurement.faults,
+        together=not measurement.collectors and planned == {OFF, ALL, OFF_AGAIN},
     )
 
 

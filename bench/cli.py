@@ -122,6 +122,7 @@ def _overhead(parser: argparse.ArgumentParser) -> None:
         "--budget", type=budget, default=1.0, metavar="PERCENT", help="of all together, half for each (default 1%%)"
     )
     parser.add_argument("--only", type=names, default=(), metavar="C,...", help="measure these collectors only")
+    parser.add_argument("--together", action="store_true", help="all collectors as one against off: more precise, blames none")
     parser.add_argument("--inject", type=percent, default=0.0, metavar="PERCENT", help="add a collector of known cost, e.g. 2%%")
     parser.add_argument("--plant", default="", metavar="NAME", help="add a bad collector, to see it found")
     parser.add_argument("--subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed")
@@ -140,6 +141,7 @@ def run_overhead(arguments: argparse.Namespace) -> int:
         minutes=arguments.minutes,
         budget_percent=arguments.budget,
         only=arguments.only,
+        together=arguments.together,
         inject_percent=arguments.inject,
         plant=arguments.plant,
         seed=arguments.seed,

@@ -33,6 +33,7 @@ class Options:
         minutes: time for measuring; building the subject and counting syncs come on top. None: 4, or 0.75 when quick.
         budget_percent: for all collectors together; each one has half of it.
         inject_percent: adds a collector `injected` that loses this share of the throughput.
+        together: all collectors as one against `off`; no single one is measured.
         plant: name out of `bench.planted.PLANTED`: adds that bad collector.
     """
 
@@ -41,6 +42,7 @@ class Options:
     minutes: float | None = None
     budget_percent: float = 1.0
     only: tuple[str, ...] = ()
+    together: bool = False
     inject_percent: float = 0.0
     plant: str = ""
     seed: int = 0
@@ -69,7 +71,9 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
     started = time.monotonic()
     names = choose_collectors(subject.collectors, options.only)
     folder = outputs.choose_folder(options.out, "overhead")
-    arms = make_arms(names, marginal=not options.quick)
+    arms = make_arms(names, marginal=not options.quick, together=options.together)
+    if options.together:
+        names = ()
     contrasts = judged(arms, names)
     budgets = options.budgets
     limits = {name: budgets.all_percent if name == ALL else budgets.collector_percent for name in contrasts}
@@ -138,6 +142,7 @@ def make_receipt(
             "minutes": round(options.time_s / 60, 3),
             "quick": options.quick,
             "only": ",".join(options.only),
+            "together": options.together,
             "inject_percent": options.inject_percent,
             "plant": options.plant,
             "stopped": measurement.stopped,

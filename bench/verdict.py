@@ -133,7 +133,8 @@ def _whole(
     verdict = worst(cost.verdict for cost in every)
     said = [f"{cost.name}: {text}" for cost in every if cost.verdict is verdict for text in cost.reasons]
     if verdict is Verdict.WITHIN:
-        said = [f"all together cost less than {budgets.all_percent:g}%, each collector less than {budgets.collector_percent:g}%"]
+        each = f", each collector less than {budgets.collector_percent:g}%" if costs else ""
+        said = [f"all together cost less than {budgets.all_percent:g}%{each}"]
     return verdict, CODES[verdict], said
 
 
@@ -154,7 +155,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 def _incomplete(analysis: Analysis, counts_required: bool, min_rounds: int) -> list[str]:
     reasons = list(analysis.faults)
-    if not analysis.collectors:
+    if not analysis.collectors and not analysis.together:
         reasons.append("incomplete: the plan holds no collector")
     if analysis.all is None:
         reasons.append("incomplete: the plan holds no arm 'all'")

@@ -69,7 +69,7 @@ def facts(receipt: Receipt) -> list[tuple[str, str]]:
     gate = receipt.command == "gate"
     rows = words.sides(receipt) if gate else [("A/A", _aa(receipt))]
     if receipt.all is not None:
-        each = "" if gate else f" for all, {words.mde(receipt.collectors)} for each"
+        each = "" if gate or not receipt.collectors else f" for all, {words.mde(receipt.collectors)} for each"
         rows.append(("would find", f"{words.mde([receipt.all])}{each} (in 95 of 100 runs)"))
     rows += [("losses", words.losses(receipt)), ("exact counts", exact_line(receipt))]
     if not gate:

@@ -6,6 +6,7 @@ simulated clock run instead: the same code path in no time at all, with noise of
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -58,6 +59,20 @@ class SimulatedClock:
         return int(nanoseconds)
 
 
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Keeps the calling thread on the last core it may use: both processes of a gate then see the same core, fast or slow."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 class SpinSubject:
     """Steps of fixed work in a cycle of `cycle` batches of unlike size.
 
@@ -98,27 +113,24 @@ class SpinSubject:
         self._tokens = [max(1, round(1000 * share)) for share in self._shares]
         self._work: Callable[[int], None] = self._hash
         self._block = b""
-        self._cores: set[int] | None = None
 
     def open(self) -> None:
-        """Make what is hashed, and stay on one core: two processes of a gate then see the same core, fast or slow."""
+        """Make what is hashed."""
         self._block = bytes(BLOCK_BYTES)
-        if self._noise is None and hasattr(os, "sched_setaffinity"):
-            self._cores = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, {max(self._cores)})
 
     def close(self) -> None:
         self._block = b""
-        if self._cores is not None:
-            os.sched_setaffinity(0, self._cores)
-            self._cores = None
 
     def clock_s(self) -> float:
         """Seconds of the clock that this subject runs by."""
         return time.monotonic() if self._noise is None else self._simulated.now_ns * 1e-9
 
     def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
-        """Run steps until the requests end."""
+        """Run steps until the requests end; real work stays on one core."""
+        with contextlib.nullcontext() if self._noise is not None else one_core():
+            return self._run(requests, on_segment)
+
+    def _run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
         clock: Callable[[], int] = time.perf_counter_ns
         delay: Callable[[int], int] = busy_wait
         if self._noise is not None:

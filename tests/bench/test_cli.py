@@ -93,6 +93,20 @@ def test_an_injected_slowdown_is_1_and_blames_itself(run) -> None:  # type: igno
 
 
 @fault
+def test_together_is_one_question_with_fewer_arms(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    code, receipt = run("--together")
+    assert code == ExitCode.WITHIN
+    assert set(receipt.arms) == {"off", "all", "off-again"}
+    assert receipt.collectors == ()
+    text = (tmp_path / "out/report.md").read_text() + capsys.readouterr().out
+    assert "all together cost less than 1%" in text
+    assert "each" not in text
+    assert run("--together", "--inject", "3%")[0] == ExitCode.OVER
+    assert run("--together", counter=Counted(rises="b"))[0] == ExitCode.OVER
+    assert run("--together", corrupt="b")[0] == ExitCode.INVALID
+
+
+@fault
 def test_a_budget_decides(run) -> None:  # type: ignore[no-untyped-def]
     assert run("--inject", "2%", "--budget", "8%")[0] == ExitCode.WITHIN
 

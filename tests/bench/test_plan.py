@@ -36,6 +36,8 @@ def test_one_collector_has_no_without_arm_because_that_would_be_off() -> None:
 @pytest.mark.parametrize("collectors", [[], ["gpu", "gpu"]])
 def test_an_empty_or_double_plan_is_refused(collectors: list[str]) -> None:
     with pytest.raises(UserError):
+        make_arms(collectors, together=True)
+    with pytest.raises(UserError):
         make_arms(collectors)
 
 

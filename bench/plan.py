@@ -11,7 +11,7 @@ from bench.records import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, Arm
 from bench.stopping import MIN_ROUNDS
 from dflash.errors import UserError, nearest
 
-MIN_SEGMENT_S = 0.05
+MIN_SEGMENT_S = 0.01
 """As a rule a segment is one cycle of batches: a machine's noise is slow, so the sooner both arms have had their turn, the more
 of it they share. Measured on two shared cores whose steps spread by 6% with a lag-1 correlation of 0.9: bounds of +-0.3% after a
 minute of 75 ms segments, of +-1.3% with 0.6 s. Steps of a few microseconds need a floor, or switching takes all the time."""

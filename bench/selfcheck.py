@@ -38,7 +38,7 @@ MINUTES = 20.0
 COSTS = (1.0, 2.0, 5.0)
 """Percent of the throughput that head loses: for real, unless the caller asks for other ones, and on paper."""
 GATE_MINUTES = 1.5
-LAUNCHES = 5
+LAUNCHES = 8
 PLANT_SHARE = 0.4
 """Share of the time that planted faults may take."""
 SCHEMA = "dflash-bench/selfcheck/2"

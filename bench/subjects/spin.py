@@ -20,8 +20,8 @@ from bench.subject import OnSegment, SegmentRequest, Stepper, SubjectResult, bus
 
 BLOCK_BYTES = 1 << 20
 """Work is hashing: single-threaded C code of a speed that hangs on the core alone, which lets the GIL go."""
-STEP_BYTES = 10 << 20
-"""Hashed in a step, on average; 5 to 25 ms. Fixed and not fitted to the core's speed: two processes of a gate must do the same
+STEP_BYTES = 2 << 20
+"""Hashed in a step, on average; 1 to 5 ms. Fixed and not fitted to the core's speed: two processes of a gate must do the same
 work to the last byte, or they differ by what the fit erred."""
 
 

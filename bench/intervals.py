@@ -375,3 +375,9 @@ def p_over(found: Interval, budget_percent: float) -> float:
     """p of "the slowdown is at most the budget", from a printed interval; small: it is over."""
     standard_error = found.spread / 100.0 / found.n**0.5
     return _p(log_ratio(found.percent) - log_ratio(budget_percent), standard_error, found.n - 1)
+
+
+def p_under(found: Interval, percent: float) -> float:
+    """p of "the slowdown is at least `percent`", likewise; small: it is less."""
+    standard_error = found.spread / 100.0 / found.n**0.5
+    return _p(log_ratio(percent) - log_ratio(found.percent), standard_error, found.n - 1)

@@ -14,7 +14,7 @@ from math import inf
 from typing import Final
 
 from bench.analysis import COUNT_KINDS, Analysis, Evidence
-from bench.intervals import ALPHA, NOMINAL, holm, p_over
+from bench.intervals import ALPHA, NOMINAL, holm, p_over, p_under
 from bench.records import ALL, Cost, ExitCode, Interval, Verdict
 from bench.stopping import MIN_ROUNDS
 
@@ -22,7 +22,7 @@ BUDGET_PERCENT: Final = 1.0
 """Default budget of all collectors together."""
 COLLECTOR_BUDGET_PERCENT: Final = 0.5
 AA_ALPHA: Final = 0.005
-"""Error of the A/A check: one run in 200 is invalid by chance."""
+"""Error of the checks that make a run invalid (A/A, faster when on): one run in 200 is so by chance."""
 AA_SHARE: Final = 0.25
 """Share of a collector's budget below which a difference between `off` and `off-again` does no harm."""
 FLIP_REACH: Final = 5
@@ -104,7 +104,12 @@ def judge(
     incomplete = _incomplete(analysis, counts_required, min_rounds)
     invalid = _not_comparable(analysis)
     unsteady = [*unfit, *_aa_failed(analysis.aa, budgets)]
-    blamed = _Blamed(_above(analysis.collectors, budgets.collector_percent), _above(analysis.collectors, 0.0))
+    limit = budgets.collector_percent
+    blamed = _Blamed(
+        over=_above(analysis.collectors, limit),
+        slower=_above(analysis.collectors, 0.0),
+        faster=_far_below(analysis.collectors, -limit),
+    )
     costs = tuple(_cost(e, budgets.collector_percent, bool(unsteady), blamed) for e in analysis.collectors)
     everything = None if analysis.all is None else _cost(analysis.all, budgets.all_percent, bool(unsteady), None)
     verdict, code, reasons = _whole(costs, everything, budgets, incomplete, invalid, unsteady)
@@ -191,10 +196,11 @@ def _aa_failed(aa: Interval | None, budgets: Budgets) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Blamed:
-    """Collectors that are still over budget, or slower at all, once corrected for the number of contrasts."""
+    """Collectors that are over budget, slower at all, or faster than can be, once corrected for the number of contrasts."""
 
     over: frozenset[str]
     slower: frozenset[str]
+    faster: frozenset[str]
 
 
 def _above(evidence: Sequence[Evidence], percent: float) -> frozenset[str]:
@@ -206,6 +212,12 @@ def _above(evidence: Sequence[Evidence], percent: float) -> frozenset[str]:
         if found is not None
     }
     return frozenset(name.rsplit(" ", 1)[0] for name, p in holm(p_values).items() if p <= NOMINAL)
+
+
+def _far_below(evidence: Sequence[Evidence], percent: float) -> frozenset[str]:
+    """Collectors whose own contrast is below `percent` for as good as sure."""
+    p_values = {e.name: p_under(e.isolated, percent) for e in evidence if e.isolated is not None}
+    return frozenset(name for name, p in holm(p_values).items() if p <= AA_ALPHA)
 
 
 def _cost(
@@ -246,7 +258,8 @@ def _judge_one(
         return Verdict.INVALID, ["not measured"]
     if unsteady:
         return Verdict.INVALID, ["the machine or the A/A arm was unfit"]
-    if isolated.high < -budget_percent and not may_be_faster:
+    faster = p_under(isolated, -budget_percent) <= AA_ALPHA if blamed is None else evidence.name in blamed.faster
+    if faster and not may_be_faster:
         return Verdict.INVALID, [f"faster by {-isolated.percent:.2f}% when on: it cannot be doing the same work"]
     return _judge_timing(evidence, isolated, budget_percent, blamed)
 

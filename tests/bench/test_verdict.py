@@ -94,6 +94,7 @@ RUNS: list[tuple[str, dict[str, object], list[str], Verdict, int, str]] = [
     ("counter not armed", {"collectors": first(added=None, count_fault="not armed")}, [], I, 4, "not armed"),
     ("unfit", {}, ["GPU 0 was throttled"], I, 4, "GPU 0 was throttled"),
     ("faster by magic", {"collectors": first(isolated=interval(-2.0, -2.5, -1.5))}, [], I, 4, "cannot be doing the same work"),
+    ("faster by chance", {"collectors": first(isolated=interval(-11.8, -20.3, -2.4))}, [], W, 0, ""),
     ("missing arm", {"missing": ("only:profile",)}, [], I, 5, "arm 'only:profile' was not measured"),
     ("crash", {"faults": ("trainer crashed",)}, [], I, 5, "trainer crashed"),
     ("too few rounds", {"rounds": 7}, [], I, 5, "7 whole rounds"),

@@ -379,5 +379,4 @@ def p_over(found: Interval, budget_percent: float) -> float:
 
 def p_under(found: Interval, percent: float) -> float:
     """p of "the slowdown is at least `percent`", likewise; small: it is less."""
-    standard_error = found.spread / 100.0 / found.n**0.5
-    return _p(log_ratio(percent) - log_ratio(found.percent), standard_error, found.n - 1)
+    return 1.0 - p_over(found, percent)

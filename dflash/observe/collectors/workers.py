@@ -153,8 +153,14 @@ def _probe(recorder: WorkerRecorder) -> None:
     started_ns = perf_counter_ns()
     recorder.wait_in_since_ns = 0
     recorder.wait_in_ns += started_ns - wanted_ns
+    recorder.wait_out_since_ns = started_ns
+    pooled_ns = perf_counter_ns()
+    recorder.wait_out_since_ns = 0
+    recorder.wait_out_ns += pooled_ns - started_ns
     done_ns = perf_counter_ns()
-    recorder.busy_ns += done_ns - started_ns
+    recorder.busy_ns += done_ns - pooled_ns
+    recorder.wait_out_since_ns = done_ns
+    recorder.wait_out_since_ns = 0
     recorder.batches += 1
     recorder.samples += 1
     recorder.tokens += 1

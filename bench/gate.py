@@ -32,7 +32,9 @@ from dflash.config import Config
 
 LAUNCHES = (3, 10)
 """Fewest and most launches: the more there are, the surer the interval is of what differs between them."""
-LAUNCH_MINUTES = 1.0
+LAUNCH_MINUTES = 0.6
+"""A launch for each. On two shared cores one costs 10 s and launches differ by no more than their rounds do; there five or six in
+three minutes and eight to ten in seven find the smallest slowdowns."""
 BUILD_SHARE = 0.25
 """No more launches than leave building under this share of the time."""
 MIN_ROUNDS = 4
@@ -192,7 +194,7 @@ def _take_turns(
 ) -> None:
     arms = {worker.tree.name: Arm(worker.tree.name, frozenset(worker.collectors)) for worker in workers}
     by_name = {worker.tree.name: worker for worker in workers}
-    washout = max(worker.washout for worker in workers) + 1
+    washout = max(worker.washout for worker in workers)
     pilots = [
         worker.turn(SegmentRequest(arms[worker.tree.name], -1, 0, PILOT_CYCLES * worker.cycle, worker.warmup + worker.washout))
         for worker in workers
@@ -208,7 +210,8 @@ def _take_turns(
     )
     if number == 0:
         reporter.say(
-            f"plan: base and head take turns, {sizing.steps} steps ({sizing.segment_s:.2f} s) each after {washout} dropped; "
+            f"plan: base and head take turns, {sizing.steps} steps ({sizing.segment_s:.2f} s) each"
+            f"{f' after {washout} dropped' if washout else ''}; "
             f"up to {sizing.rounds} rounds of four turns in each launch, about {human_time(options.time_s)} in all"
         )
     taken: dict[str, list[Taken]] = {BASE: [], HEAD: []}

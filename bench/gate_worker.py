@@ -1,15 +1,15 @@
 """One resident process of a gate: `python -m bench.gate_worker`, JSON lines on stdin and stdout.
 
     parent  {"subject": "trainer", "config": {...}, "inject_percent": 0, "trace_steps": 0}
-    worker  {"hello": {"protocol": 1, "root": ..., "cycle": 4, "collectors": [...], "washout": 1, "warmup": 8}}
+    worker  {"hello": {"protocol": 2, "root": ..., "cycle": 4, "collectors": [...], "washout": 1, "warmup": 8}}
     parent  {"arm": "head", "on": [...], "round": 0, "order": 1, "steps": 8, "washout": 2}   its turn, many times
     worker  {"first_step": 40, "segment": {...}}
     parent  {"stop": true}
     worker  {"result": {"losses": [[step, loss], ...], "peak_memory_bytes": ...}}
 
 Between two turns the worker stands still inside its step boundary, so that the other process has the machine. Each side of a
-gate runs the worker of its own tree: what the trainer's parts are called is its own affair, only this protocol must agree. It
-changes by a new number.
+gate runs the worker of its own tree: what the trainer's parts are called is its own affair, only this protocol must agree, and
+what a segment is (2: from standstill to standstill). It changes by a new number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.subject import SegmentRequest, Taken
 from dflash.config import Config
 from dflash.errors import UserError
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Lines:

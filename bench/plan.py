@@ -105,9 +105,10 @@ class Sizing:
 
     def describe(self, arms: int) -> str:
         """One line for the user, said before measuring begins."""
+        dropped = f" after {self.washout} dropped" if self.washout else ""
         line = (
-            f"{arms} arms, {self.segments_per_round} segments a round of {self.steps} steps ({self.segment_s:.2f} s) "
-            f"after {self.washout} dropped; up to {self.rounds} rounds, about {human_time(self.total_s)}"
+            f"{arms} arms, {self.segments_per_round} segments a round of {self.steps} steps ({self.segment_s:.2f} s){dropped}; "
+            f"up to {self.rounds} rounds, about {human_time(self.total_s)}"
         )
         return line if self.fits else line + f" (more than asked: {MIN_ROUNDS} rounds are the least)"
 

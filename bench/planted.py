@@ -146,6 +146,10 @@ class _Hooks:
     def after_step(self, step: int, tokens: int) -> bool:
         return True if self._inner is None else self._inner.after_step(step, tokens)
 
+    def after_step_of_others(self, step: int) -> None:
+        if self._inner is not None:
+            self._inner.after_step_of_others(step)
+
 
 # -- the faults ---------------------------------------------------------------------------------------------------------
 

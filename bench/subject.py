@@ -71,7 +71,7 @@ class Subject(Protocol):
     cycle: int
     """Steps after which the same batches come again."""
     washout: int
-    """Steps that may still carry the former arm's work."""
+    """Steps that may still carry the former arm's work, or the cold start of a turn."""
     warmup: int
     """Steps before the first segment."""
     devices: tuple[str, ...]
@@ -153,7 +153,11 @@ class Stepper:
         marks, clock_ns: how boundaries are timed; a simulated subject brings its own.
         delay: loses nanoseconds and returns how many it took.
         waits_on_host: False where `delay` only enqueues a wait on the device, which the next step's time then holds.
-        fence: waits for the device, at both ends of a segment.
+        fence: waits until all that the steps so far left to other threads and to devices is done, at both ends of a segment.
+            What it waits for at the end belongs to the segment.
+
+    Attributes:
+        pause_step: the next step at whose boundary the fence waits; known since the boundary where it waited last.
     """
 
     def __init__(
@@ -188,6 +192,7 @@ class Stepper:
         self._share = 0.0
         self._owed_ns = 0.0
         self._last_ns = 0
+        self.pause_step = -1
         self.finished = False
         """No request is left: the subject stops at this boundary."""
 
@@ -204,10 +209,15 @@ class Stepper:
             if not self._washout:
                 self._begin(step)
             return
+        last = self._done + 1 == request.steps
+        if last and self._fence is not None:
+            self._fence()
+            if self._share:
+                self._lose_time()
         self._marks.mark(self._done)
         self._tokens[self._done] = tokens
         self._done += 1
-        if self._done == request.steps:
+        if last:
             self._finish(request)
             self._next(step)
 
@@ -224,6 +234,7 @@ class Stepper:
         self._request = request
         if request is None:
             self.finished = True
+            self.pause_step = -1
             self._share = 0.0
             return
         self._marks.reserve(request.steps)
@@ -234,19 +245,20 @@ class Stepper:
         self._owed_ns = 0.0
         self._last_ns = self._clock_ns()
         self._washout = request.washout
+        self.pause_step = step + self._washout
         if not self._washout:
             self._begin(step)
 
     def _begin(self, step: int) -> None:
         self._done = 0
         self._first_step = step + 1
+        assert self._request is not None
+        self.pause_step = step + self._request.steps
         if self._fence is not None:
             self._fence()
         self._marks.begin()
 
     def _finish(self, request: SegmentRequest) -> None:
-        if self._fence is not None:
-            self._fence()
         seconds, each = self._marks.end(request.steps)
         self._on_segment(
             Taken(

@@ -98,7 +98,7 @@ class SpinSubject:
         self.costs = dict(costs if costs is not None else {"idle": 0.0})
         self.collectors = tuple(self.costs)
         self.cycle = cycle
-        self.washout = 1
+        self.washout = 2
         self.warmup = cycle
         self.devices: tuple[str, ...] = ("cpu",)
         self._step_s = step_s

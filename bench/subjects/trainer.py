@@ -1,4 +1,12 @@
-"""The real trainer as a subject: one resident run that replays a cycle of batches while its switches are thrown."""
+"""The real trainer as a subject: one resident run that replays a cycle of batches while its switches are thrown.
+
+A segment goes from standstill to standstill: at both ends the drafters stand at a step boundary, the queue is full, every target
+worker waits with the next batch in hand, the prefetcher has built ahead all it may, and no device has work left. So every
+segment holds the same work of every stage, N batches through each, which takes N times the slowest stage's time, as in an
+endless run: the slower stage works all the time, from the first draw to the last batch. Without it a segment of N steps of the
+drafter holds N-2 to N+2 batches of the target, and inherits or leaves the rest; that alone was two thirds of the noise on two
+shared cores. Nothing of one arm is left for the next one, so no step is washed out.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +15,8 @@ import gc
 import resource
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +46,10 @@ ENDLESS = 10_000_000
 WAITING_PER_WORKER = {"cpu": 1, "cuda": 2}
 """Batches that may wait in the queue for each worker of the larger role. A deep queue lets a slow stage hide for as long as it
 takes to run dry; a shallow one shows it at once. On CUDA the host runs ahead of its device, and needs one more to do so."""
+LOOK_S = 1e-4
+"""Between two looks at whether all stand still: short beside a segment, long beside the look."""
+STANDSTILL_S = 60.0
+"""More than this for a few batches, and something is broken."""
 
 
 def harness_config(config: Config) -> Config:
@@ -88,7 +102,7 @@ class TrainerSubject:
         self.name = "trainer"
         self.config = harness_config(config)
         self.cycle = cycle
-        self.washout = self.config.queue.capacity
+        self.washout = 0
         self.warmup = max(8, 2 * cycle)
         self.devices = (*self.config.target.devices, *self.config.drafter.devices)
         self._injected = dict(injected or {})
@@ -101,6 +115,7 @@ class TrainerSubject:
         self.observer: Observer | None = None
         self._tokens: list[int] = []
         self._stepper: Stepper | None = None
+        self._stand = Standstill(self.warmup - 1)
         self._time_stages = time_stages
 
     def open(self) -> None:
@@ -172,7 +187,7 @@ class TrainerSubject:
             marks=marks,
             delay=delay,
             waits_on_host=not device.is_cuda,
-            fence=self._fence if device.is_cuda else None,
+            fence=self._fence,
         )
 
     def _throw(self, arm: Arm) -> None:
@@ -186,28 +201,74 @@ class TrainerSubject:
     def _fence(self) -> None:
         from dflash.observe.sync_guard import allowed_sync
 
-        assert self.trainer is not None
+        trainer = self.trainer
+        assert trainer is not None
+        self._stand.wait(lambda: trainer.stands_full(), len(trainer.replicas) - 1, trainer.supervisor.stopping)
         with allowed_sync("end of a measured segment"):
-            for replica in self.trainer.replicas:
-                replica.device.synchronize()
+            for device in [worker.device for worker in trainer.target_workers] + [replica.device for replica in trainer.replicas]:
+                device.synchronize()
 
-    # -- hooks of the trainer: drafter 0's thread -----------------------------------------------------------------------
+    # -- hooks of the trainer -------------------------------------------------------------------------------------------
 
     def after_backward(self, loss: Any, step: int) -> None:
         """Nothing here."""
 
     def after_step(self, step: int, tokens: int) -> bool:
-        """Step boundary; False ends the run."""
+        """Step boundary of drafter 0; False ends the run."""
         stepper = self._stepper
         assert stepper is not None
         if step >= self.warmup - 1:
             stepper(step, self._tokens[step % self.cycle])
+            if stepper.pause_step != self._stand.step:
+                self._stand.move_on(stepper.pause_step)
         return not stepper.finished
+
+    def after_step_of_others(self, step: int) -> None:
+        """Step boundary of the others: stand there while drafter 0 does."""
+        if step == self._stand.step:
+            assert self.trainer is not None
+            self._stand.stay(self.trainer.supervisor.stopping)
 
     def close(self) -> None:
         """Stop the observer and remove the run's folder."""
         self._cleanup.close()
         self.trainer = self.observer = None
+
+
+class Standstill:
+    """Where the drafters stand together: at the boundary of `step`, until drafter 0 names the next one."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._standing = 0
+        self._moved = threading.Condition()
+
+    def stay(self, stopping: threading.Event) -> None:
+        """Another drafter's end: wait until drafter 0 moves on, or the run stops."""
+        with self._moved:
+            here = self.step
+            self._standing += 1
+            while self.step == here and not stopping.is_set():
+                self._moved.wait(0.1)
+            self._standing -= 1
+
+    def move_on(self, step: int) -> None:
+        """Drafter 0's end: all go on, and stand next at the boundary of `step`."""
+        with self._moved:
+            self.step = step
+            self._moved.notify_all()
+
+    def wait(self, rest_stands: Callable[[], bool], others: int, stopping: threading.Event) -> None:
+        """Until `others` drafters and the rest of the pipeline stand still, or the run stops.
+
+        Raises:
+            RuntimeError: they do not.
+        """
+        deadline = time.monotonic() + STANDSTILL_S
+        while not (self._standing == others and rest_stands()) and not stopping.is_set():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the pipeline does not come to a standstill within {STANDSTILL_S:g} s at a segment's end")
+            time.sleep(LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +312,12 @@ class CudaMarks:
         self._events[index + 1].record(self._device.stream)
 
     def end(self, steps: int) -> tuple[float, tuple[float, ...]]:
-        """The device has passed all of them: the fence came before."""
+        """All work came to its end before the last mark, so this waits for the mark alone."""
+        from dflash.observe.sync_guard import allowed_sync
+
         events = self._events
+        with allowed_sync("end of a measured segment"):
+            events[steps].synchronize()
         each = tuple(events[i].elapsed_time(events[i + 1]) * 1e-3 for i in range(steps))
         return events[0].elapsed_time(events[steps]) * 1e-3, each
 

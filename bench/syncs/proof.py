@@ -138,6 +138,9 @@ class _Windows:
         self._throw(self._pending.pop(0), step)
         return True
 
+    def after_step_of_others(self, step: int) -> None:
+        pass
+
     def _throw(self, arm: str, step: int) -> None:
         assert self.trainer is not None
         observer = self.trainer.observer

@@ -98,7 +98,7 @@ class BatchPrefetcher:
         self._lock = threading.Lock()
         self._filled = threading.Condition(self._lock)
         self._drawn = threading.Condition(self._lock)
-        self._ended = False
+        self._ended = self._waiting = False
         self._thread = threading.Thread(target=self._run, name="prefetcher", daemon=True)
 
     def start(self) -> None:
@@ -123,6 +123,10 @@ class BatchPrefetcher:
     def depth_now(self) -> int:
         """Batches that wait."""
         return len(self._ready)
+
+    def stands_full(self) -> bool:
+        """As many batches wait as may, and the next one is built: nothing moves until a target worker draws."""
+        return self._waiting and len(self._ready) >= self.capacity
 
     def close(self) -> None:
         """Stop; everyone waiting in `get` gets None. Never waits itself, may be called again and from any thread."""
@@ -172,7 +176,9 @@ class BatchPrefetcher:
             recorder.wait_out_since_ns = built_ns
         with self._lock:
             while len(self._ready) >= self.capacity and not self._ended:
+                self._waiting = True
                 self._drawn.wait()
+            self._waiting = False
             if self._ended:
                 return False
             self._ready.append(batch)

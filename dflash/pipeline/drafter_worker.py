@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class StepHooks(Protocol):
-    """What the harness may hang into drafter 0's step; the trainer's default does nothing."""
+    """What the harness may hang into the drafters' steps, drafter 0's for the most part; the trainer's default is none."""
 
     def after_backward(self, loss: torch.Tensor, step: int) -> None: ...
 
@@ -37,6 +37,10 @@ class StepHooks(Protocol):
         Args:
             tokens: context tokens that all drafters together trained on in this step.
         """
+        ...
+
+    def after_step_of_others(self, step: int) -> None:
+        """At the same boundary of each other drafter, in its thread. May wait for drafter 0."""
         ...
 
 
@@ -88,7 +92,7 @@ class DrafterWorker:
     Args:
         late: ring through which the step's scalars reach the host, steps later.
         arrived: gets what has come out of the ring, `(step, vector, plan indices)`, in step order.
-        hooks: the harness's; drafter 0 alone calls them.
+        hooks: the harness's; drafter 0 calls all of them but `after_step_of_others`.
         stop: when set, the step under way is the last one, for all drafters alike.
         checkpoint: called by drafter 0 with the number of steps done, at every boundary.
         keep_consumed: remember the plan indices drawn (mixed order; in plan order the place is plain arithmetic).
@@ -177,6 +181,8 @@ class DrafterWorker:
             if self._hooks is not None and not self._hooks.after_step(step, total.tokens):
                 self._stop.set()
             self._checkpoint(self.step_index)
+        elif self._hooks is not None:
+            self._hooks.after_step_of_others(step)
         return not total.stop
 
     def _optimizer_step(self, weight: float, stats: torch.Tensor, plan_indices: tuple[int, ...]) -> None:

@@ -53,7 +53,7 @@ class SlotPool:
     def __init__(self) -> None:
         self._slots: list[Slot] = []
         self._condition = threading.Condition()
-        self._closed = False
+        self._closed = self._waiting = False
 
     def put(self, slot: Slot) -> None:
         with self._condition:
@@ -64,8 +64,14 @@ class SlotPool:
         """A free slot; None once closed."""
         with self._condition:
             while not self._slots and not self._closed:
+                self._waiting = True
                 self._condition.wait()
+            self._waiting = False
             return None if self._closed else self._slots.pop()
+
+    def starved(self) -> bool:
+        """The worker waits for a slot, until a drafter gives one back."""
+        return self._waiting and not self._slots
 
     def close(self) -> None:
         with self._condition:
@@ -99,10 +105,13 @@ class SharedHiddenStateQueue:
     * ordered: drafter d of D gets batches d, d+D, d+2D... of the plan, whatever the threads do.
 
     Args:
-        capacity: batches that may wait. In ordered mode the batch that a drafter needs next is always let in: it
-            may come last from a slow target when the rest of the queue is already full.
+        capacity: batches that may wait. In ordered mode those are the next so many of the plan, so there is always room
+            for the batch that a drafter needs next, though it come last from a slow target.
         drafters, targets: number of workers on each side.
         first_index: plan index of the first batch (ordered mode).
+
+    Attributes:
+        producers_waiting: target workers that hold a finished batch and wait for room, as of the last change.
     """
 
     def __init__(
@@ -119,6 +128,7 @@ class SharedHiddenStateQueue:
         self.capacity, self.hs_min_ready, self.ordered = capacity, hs_min_ready, ordered
         self.counters = QueueCounters()
         self.count = False
+        self.producers_waiting = 0
         self._drafters, self._producers = drafters, targets
         self._next = {drafter: first_index + drafter for drafter in range(drafters)}
         self._items: OrderedDict[int, HiddenBatch] = OrderedDict()
@@ -137,8 +147,10 @@ class SharedHiddenStateQueue:
                 since = time.perf_counter_ns()
                 if self.count:
                     self.counters.producer_since_ns[target] = since
+                self.producers_waiting += 1
                 while not self._admits(item) and not self._closed:
                     self._changed_for_producers.wait()
+                self.producers_waiting -= 1
                 if self.count:
                     self.counters.producer_since_ns[target] = 0
                     self.counters.producer_wait_ns += time.perf_counter_ns() - since
@@ -157,9 +169,11 @@ class SharedHiddenStateQueue:
             self._changed_for_consumers.notify_all()
 
     def _admits(self, item: HiddenBatch) -> bool:
-        if len(self._items) < self.capacity:
-            return True
-        return self.ordered and item.batch.spec.index == self._next[item.batch.spec.index % self._drafters]
+        if not self.ordered:
+            return len(self._items) < self.capacity
+        # Batches of the plan before this one that nobody has drawn yet: drafter d draws every D-th from its next one on.
+        index, drafters = item.batch.spec.index, self._drafters
+        return sum(max(0, -(-(index - first) // drafters)) for first in self._next.values()) < self.capacity
 
     # -- the consumers' side ------------------------------------------------------------------------------------
 
@@ -209,6 +223,13 @@ class SharedHiddenStateQueue:
     def depth(self) -> int:
         """Batches waiting."""
         return len(self._items)
+
+    def stands_full(self, producers: int) -> bool:
+        """It is full and `producers` target workers wait with the next batch in hand, until a drafter draws.
+
+        A draw makes it false at once, not only when the woken producer runs.
+        """
+        return self.producers_waiting == producers and len(self._items) >= self.capacity
 
     def ready_deficit(self) -> int:
         """Batches missing before a drafter may draw."""

@@ -66,7 +66,7 @@ class Trainer:
         observer: gets a recorder for each worker and the training scalars.
         scopes: entered by each worker thread around its loop (sync guard or counter).
         plan: which batches in which order; default: epochs over the data set.
-        hooks: called in the drafters' steps (`after_step` for drafter 0 only).
+        hooks: called in the drafters' steps, see `StepHooks`.
         resume: a checkpoint to go on from.
     """
 
@@ -240,6 +240,11 @@ class Trainer:
                 ids = [self.sample_ids(index) for index in row.plan_indices]
                 raise NonFiniteLoss(f"step {row.step}: loss is {row.loss}; batches {list(row.plan_indices)}, samples {ids}")
             self.observer.late(row.step, row.metrics(learning_rate(row.step, self.config.train)))
+
+    def stands_full(self) -> bool:
+        """Every target worker and the prefetcher have done all they can, and wait for the drafters. For the harness; no lock."""
+        waiting_for_room = sum(not worker.pool.starved() for worker in self.target_workers)
+        return self.prefetcher.stands_full() and self.queue.stands_full(waiting_for_room)
 
     def sample_ids(self, plan_index: int) -> tuple[int, ...]:
         """Rows of the data set in a batch of the plan."""

@@ -90,7 +90,8 @@ def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found
 @pytest.mark.parametrize(
     ("minutes", "build_s", "clear_after", "launches", "stopped"),
     [
-        (10.0, 5.0, 99, 10, "time"),  # one a minute
+        (10.0, 5.0, 99, 10, "time"),
+        (3.0, 5.0, 99, 5, "time"),  # one for each 0.6 minutes
         (10.0, 30.0, 99, 5, "time"),  # a model that takes long to load: building stays under a quarter
         (10.0, 200.0, 99, 3, "time"),
         (1.0, 2.0, 99, 3, "time"),
@@ -121,7 +122,7 @@ def test_as_many_launches_as_the_time_and_building_allow(
         ("print('hello?')", "instead of a message"),
         ("print(json.dumps({'error': 'the config is wrong'}))", "head refused: the config is wrong"),
         ("print(json.dumps({'hello': {'protocol': 99}}))", "speaks gate protocol 99"),
-        ("print(json.dumps({'hello': {'protocol': 1, 'root': '/elsewhere'}}))", "ran the code in /elsewhere"),
+        ("print(json.dumps({'hello': {'protocol': 2, 'root': '/elsewhere'}}))", "ran the code in /elsewhere"),
     ],
 )
 def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, said: str) -> None:
@@ -143,7 +144,7 @@ def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 @fault
 def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incomplete(tmp_path: Path) -> None:
     body = f"""
-    print(json.dumps({{"hello": {{"protocol": 1, "root": {str(tmp_path / "head")!r}, "cycle": 8, "washout": 1, "warmup": 1,
+    print(json.dumps({{"hello": {{"protocol": 2, "root": {str(tmp_path / "head")!r}, "cycle": 8, "washout": 1, "warmup": 1,
         "collectors": []}}}}), flush=True)
     for line in range(3):
         order = json.loads(sys.stdin.readline())

@@ -115,6 +115,35 @@ def test_both_ends_of_a_segment_wait_for_the_device() -> None:
     assert (fences[1] - fences[0]) * 1e-9 == pytest.approx(rig.taken[0].segment.seconds)
 
 
+def test_what_is_left_to_others_at_the_end_belongs_to_the_segment() -> None:
+    requests = [SegmentRequest(arm, 0, place, 4, 0) for place, arm in enumerate((OFF, ON))]
+    rig = Rig(requests, injected={"x": 0.2})
+    # Nothing is left at a segment's begin; 6 ms of a target's work at its end.
+    rig.stepper._fence = lambda: rig.clock.advance(6e6) if rig.stepper._done == 3 else None
+    rig.run(9)
+    off, on = (taken.segment for taken in rig.taken)
+    assert off.seconds == pytest.approx(0.016)
+    assert off.step_seconds == pytest.approx([0.002, 0.003, 0.004, 0.001 + 0.006])
+    assert 1 - off.seconds / on.seconds == pytest.approx(0.2, abs=1e-6), "the share is of the whole segment, its end included"
+
+
+@pytest.mark.parametrize(("washout", "pauses"), [(0, [0, 4, 8]), (2, [0, 2, 6, 8, 12])])
+def test_where_the_fence_waits_next_is_known_before(washout: int, pauses: list[int]) -> None:
+    """Other drafters must stand at the same boundary, so they have to know it while they work on the step before."""
+    rig = Rig([SegmentRequest(OFF, 0, place, 4, washout) for place in range(2)])
+    known = [0]
+    fenced: list[int] = []
+    rig.stepper._fence = lambda: fenced.append(step)
+    for step in range(14):
+        rig.clock.advance(1e6)
+        rig.stepper(step, 100)
+        if rig.stepper.pause_step not in (known[-1], -1):
+            known.append(rig.stepper.pause_step)
+    assert known == pauses
+    assert set(fenced) <= set(pauses)
+    assert rig.stepper.pause_step == -1
+
+
 def test_a_busy_wait_takes_its_time() -> None:
     start = time.perf_counter_ns()
     spent = busy_wait(3_000_000)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import bench.subjects.trainer as trainer_subject
 from bench.gate_worker import trace
 from bench.losses import check_losses
 from bench.records import Arm
 from bench.subject import SegmentRequest, SubjectResult, Taken
-from bench.subjects.trainer import TrainerSubject, harness_config, typical_window
+from bench.subjects.trainer import Standstill, TrainerSubject, harness_config, typical_window
 from dflash.config import Config
 from dflash.data.plan import EpochPlan
 from dflash.errors import UserError
@@ -84,6 +88,70 @@ def test_switches_are_thrown_at_the_segment_and_not_before(tmp_path: Path) -> No
     finally:
         subject.close()
     assert seen == [set(), {"batch"}, set(ON)]
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [(), ('target.devices=["cpu:0", "cpu:1"]', 'drafter.devices=["cpu:0", "cpu:1"]'), ('target.devices=["cpu:0", "cpu:1"]',)],
+)
+def test_every_segment_holds_as_many_batches_of_every_stage(tmp_path: Path, devices: tuple[str, ...]) -> None:
+    subject = TrainerSubject(small_config(tmp_path, *devices))
+    drafters = len(subject.config.drafter.devices)
+    done: list[tuple[int, ...]] = []
+
+    def counted(wanted: list[SegmentRequest]) -> Iterator[SegmentRequest]:
+        for request in wanted:
+            trainer = subject.trainer
+            assert trainer is not None
+            queue = trainer.queue
+            if done:  # the first request comes before anybody was told to stand still
+                assert trainer.stands_full()
+            counters = queue.counters
+            done.append((counters.put_count, counters.get_count, *(worker.step_index for worker in trainer.drafter_workers)))
+            yield request
+
+    taken: list[Taken] = []
+    try:
+        subject.open()
+        arms = [Arm("off"), Arm("all", ON)] * 3
+        subject.run(counted([SegmentRequest(arm, 0, place, 4, 0) for place, arm in enumerate(arms)]), taken.append)
+    finally:
+        subject.close()
+    assert len(taken) == 6
+    each = np.diff(np.array(done[1:]), axis=0)
+    assert (each == [4 * drafters, 4 * drafters, *[4] * drafters]).all(), each
+
+
+@pytest.mark.fault
+def test_a_pipeline_that_never_stands_still_is_a_fault_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_subject, "STANDSTILL_S", 0.05)
+    stand = Standstill(3)
+    with pytest.raises(RuntimeError, match="standstill"):
+        stand.wait(lambda: False, 0, threading.Event())
+    with pytest.raises(RuntimeError, match="standstill"):
+        stand.wait(lambda: True, 1, threading.Event())
+    stopping = threading.Event()
+    stopping.set()
+    stand.wait(lambda: False, 1, stopping)  # a run that ends is not waited for
+    stand.stay(stopping)
+
+
+@pytest.mark.fault
+def test_drafters_that_stand_go_when_the_run_fails(tmp_path: Path) -> None:
+    subject = TrainerSubject(small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]'))
+
+    def broken(item: Taken) -> None:
+        raise RuntimeError("planted: nobody takes the segment")
+
+    subject.open()
+    started = time.monotonic()
+    try:
+        with pytest.raises(RuntimeError, match="planted: nobody takes the segment"):
+            subject.run(iter(requests(Arm("off"))), broken)
+    finally:
+        subject.close()
+    assert time.monotonic() - started < 30
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("drafter", "target"))]
 
 
 def test_a_step_of_several_drafters_counts_all_their_tokens(tmp_path: Path) -> None:

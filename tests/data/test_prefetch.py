@@ -48,6 +48,9 @@ def test_never_more_than_depth(parts):
     time.sleep(0.05)
     assert prefetcher.depth_now() == prefetcher.capacity == 3
     assert len(built) == 4  # one more is in the thread's hands
+    assert prefetcher.stands_full()
+    assert prefetcher.get() is not None
+    assert not prefetcher.stands_full()  # at once, whether its thread has woken up or not
     prefetcher.close()
     assert prefetcher.join(2)
 

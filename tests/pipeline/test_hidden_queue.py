@@ -48,12 +48,49 @@ def test_ordered_mode_gives_each_drafter_its_batches_in_plan_order(order, drafte
         assert got == list(range(drafter, 12, drafters))
 
 
-def test_ordered_mode_lets_the_wanted_batch_in_when_full():
+def test_ordered_mode_keeps_room_for_the_batches_that_are_wanted_next():
     queue = make_queue(capacity=2)
     queue.put(item(1))
-    queue.put(item(2))
+    early = in_thread(lambda: queue.put(item(2)))
+    wait_until(lambda: queue.producers_waiting == 1)
     assert queue.put(item(0))  # would wait for ever behind batches that nobody may draw before it
+    assert queue.depth() == 2
     assert queue.get(0).batch.spec.index == 0
+    early.join(2)
+    assert queue.depth() == 2
+
+
+@given(
+    drafters=st.integers(1, 3),
+    capacity=st.integers(1, 5),
+    ready=st.integers(0, 5),
+    hands=st.integers(1, 4),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_ordered_mode_is_never_over_full_and_never_stuck(drafters, capacity, ready, hands, data):
+    """Targets hold batches of the plan and finish in any order, drafters draw in any order; one thread plays all."""
+    count = 12 * drafters
+    queue = make_queue(capacity=capacity, hs_min_ready=min(ready, capacity), drafters=drafters, targets=hands)
+    plan, held, left = iter(range(count)), [], dict.fromkeys(range(drafters), 12)
+    held += [next(plan) for _ in range(hands)]
+    while any(left.values()):
+        ready_to_put = [index for index in held if queue._admits(item(index))]
+        may_draw = [drafter for drafter in left if left[drafter] and queue._may_draw(drafter)]
+        moves = [("put", index) for index in ready_to_put] + [("draw", drafter) for drafter in may_draw]
+        if not moves and not held:
+            queue._producers = 0
+            continue
+        assert moves, f"stuck: held {held}, waiting {sorted(queue._items)}, next {queue._next}"
+        move, which = data.draw(st.sampled_from(moves))
+        if move == "put":
+            queue.put(item(which))
+            held.remove(which)
+            held += [index for index in [next(plan, None)] if index is not None]
+        else:
+            assert queue.get(which).batch.spec.index % drafters == which
+            left[which] -= 1
+        assert queue.depth() <= capacity
 
 
 def test_put_waits_while_full_and_the_wait_is_counted():
@@ -137,3 +174,36 @@ def test_switch_off_takes_no_waits():
     queue.put(item(0))
     thread.join(2)
     assert queue.counters.consumer_wait_ns == 0
+
+
+def test_a_queue_stands_full_only_while_every_producer_waits_with_a_batch_in_hand():
+    queue = make_queue(capacity=1, ordered=False, targets=2)
+    queue.put(item(0))
+    assert not queue.stands_full(2)  # full, but nobody waits
+    threads = [in_thread(lambda index=index: queue.put(item(index))) for index in (1, 2)]
+    wait_until(lambda: queue.stands_full(2))
+    assert not queue.stands_full(3)
+    queue.get(0)
+    assert not queue.stands_full(2), "a draw ends it before any producer has run"
+    queue.get(0)
+    for thread in threads:
+        thread.join(2)
+    assert queue.producers_waiting == 0
+    queue.close()
+
+
+def test_a_closed_queue_leaves_no_producer_counted_as_waiting():
+    queue = make_queue(capacity=1, ordered=False)
+    queue.put(item(0))
+    thread = in_thread(lambda: queue.put(item(1)))
+    wait_until(lambda: queue.producers_waiting == 1)
+    queue.close()
+    thread.join(2)
+    assert queue.producers_waiting == 0
+
+
+def wait_until(true) -> None:
+    deadline = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

@@ -66,6 +66,9 @@ def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path, drafters):
         def after_step(self, step, tokens):
             return step < 2
 
+        def after_step_of_others(self, step):
+            pass
+
     first = small_trainer(tmp_path, f"drafter.devices={drafters}", name="halves", hooks=StopAt())
     head = losses(first)
     assert 3 <= len(head) < 6

@@ -39,20 +39,35 @@ def test_plan_order_start_and_stop(parts):
 
 def test_never_more_than_depth(parts):
     plan, collate = parts
-    built = []
-    prefetcher = BatchPrefetcher(plan, lambda spec: built.append(spec.index) or collate(spec), 3)
+    built, hold = [], threading.Event()
+
+    def build(spec):
+        built.append(spec.index)
+        assert spec.index < 4 or hold.wait(5)
+        return collate(spec)
+
+    prefetcher = BatchPrefetcher(plan, build, 3)
     prefetcher.start()
-    deadline = time.monotonic() + 5
-    while prefetcher.depth_now() < 3 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(prefetcher.stands_full)
     time.sleep(0.05)
     assert prefetcher.depth_now() == prefetcher.capacity == 3
     assert len(built) == 4  # one more is in the thread's hands
     assert prefetcher.stands_full()
     assert prefetcher.get() is not None
-    assert not prefetcher.stands_full()  # at once, whether its thread has woken up or not
+    assert not prefetcher.stands_full()
+    wait_until(lambda: prefetcher.depth_now() == 3)
+    assert not prefetcher.stands_full(), "full again, and still building"
+    hold.set()
+    wait_until(prefetcher.stands_full)
     prefetcher.close()
     assert prefetcher.join(2)
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_several_consumers_get_each_batch_once(parts):

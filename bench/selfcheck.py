@@ -13,7 +13,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def make_rows(subjects: Sequence[str], injected: Sequence[float] = COSTS) -> lis
     """Every kind of gate: of identical code, really slowed, slowed on paper."""
     rows = []
     for subject in subjects:
-        rows += [Row(subject, percent) for percent in (0.0, *injected)]
+        rows += [Row(subject, percent) for percent in sorted({0.0, *injected})]
         rows += [Row(subject, percent, scaled=True) for percent in COSTS]
     return rows
 
@@ -134,7 +134,7 @@ def run_selfcheck(
     try:
         if plants:
             report.plants = check_plants(config, config_path, settings, started + PLANT_SHARE * 60.0 * minutes, reporter)
-        _check_gates(config, report, gate_minutes, end, seed, reporter, keep)
+        _check_gates(config, report, turns(subjects, injected), gate_minutes, end, seed, reporter, keep)
     except KeyboardInterrupt:
         reporter.say("selfcheck: interrupted; what was measured so far counts")
     report.seconds = round(time.monotonic() - started, 1)
@@ -152,21 +152,20 @@ def exit_code(report: Report) -> ExitCode:
     return ExitCode.OVER if alarms or any(not plant.found for plant in report.plants) else ExitCode.WITHIN
 
 
-def turns(rows: Sequence[Row]) -> Iterator[Row]:
-    """Endless: a gate of identical code before each of the slowed ones, subject by subject."""
-    real = [row for row in rows if not row.scaled]
-    same = {row.subject: row for row in real if row.inject_percent == 0}
-    slowed = [row for row in real if row.inject_percent]
+def turns(subjects: Sequence[str], injected: Sequence[float] = COSTS) -> Iterator[tuple[str, float]]:
+    """Endless (subject, slowdown): those of the list in its order if it holds a 0, else one of identical code before each."""
+    alternating = [percent for cost in injected for percent in (0.0, cost)]
+    order = injected if 0.0 in injected else alternating or [0.0]
     while True:
-        for row in slowed or same.values():
-            yield same[row.subject]
-            if row.inject_percent:
-                yield row
+        for subject in subjects:
+            for percent in order:
+                yield subject, percent
 
 
 def _check_gates(
     config: Config,
     report: Report,
+    order: Iterable[tuple[str, float]],
     gate_minutes: float,
     end: float,
     seed: int,
@@ -175,13 +174,13 @@ def _check_gates(
 ) -> None:
     """One gate of each kind in turn, as long as another one fits."""
     longest = 60.0 * gate_minutes
-    for number, row in enumerate(turns(report.rows)):
+    for number, (subject, percent) in enumerate(order):
         left = end - time.monotonic()
         if left < longest:
             return
-        reporter.say(f"selfcheck: {row.subject}, {row.inject_percent:g}% injected, gate {row.runs + 1}; {human_time(left)} left")
+        reporter.say(f"selfcheck: gate {number + 1}, {subject}, {percent:g}% injected; {human_time(left)} left")
         began = time.monotonic()
-        trial = try_gate(config, row.subject, row.inject_percent, gate_minutes, seed + number)
+        trial = try_gate(config, subject, percent, gate_minutes, seed + number)
         longest = max(longest, time.monotonic() - began)
         add(report.rows, trial)
         keep(trial)

@@ -97,8 +97,14 @@ def test_identical_code_is_judged_with_its_times_scaled_too() -> None:
 
 
 def test_without_real_slowdowns_all_gates_go_to_identical_code() -> None:
-    same = list(islice(turns(make_rows(["spin", "trainer"], [])), 4))
-    assert [(row.subject, row.inject_percent) for row in same] == [("spin", 0.0), ("trainer", 0.0)] * 2
+    for nothing in ([], [0.0]):
+        assert list(islice(turns(["spin", "trainer"], nothing), 4)) == [("spin", 0.0), ("trainer", 0.0)] * 2
+
+
+def test_a_list_with_a_0_in_it_is_the_order_itself() -> None:
+    assert list(islice(turns(["spin"], [0.0, 2.0, 2.0]), 6)) == [("spin", percent) for percent in (0.0, 2.0, 2.0)] * 2
+    assert list(islice(turns(["spin"], [2.0, 1.0]), 5)) == [("spin", percent) for percent in (0.0, 2.0, 0.0, 1.0, 0.0)]
+    assert [row.inject_percent for row in make_rows(["spin"], [0.0, 2.0, 2.0]) if not row.scaled] == [0.0, 2.0]
 
 
 def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ for both as nearly as it ever is. Two estimators of a round's theta:
 - *plain*: whole segments, ln(seconds / tokens). What a user feels, and as noisy as the machine.
 - *step*: both arms replay the same batches, so step i of one pairs with step i of the other; the midmean (mean of the middle
   half, weighted by how long each batch takes) of the paired log differences. A stall of the machine falls on few steps and
-  is trimmed. A cost that falls on few steps would be trimmed too: `tail_excess` watches for it, and `choose` then lets the
-  plain estimator judge.
+  is trimmed. A cost that falls on few steps would be trimmed too, so `choose` lets this one judge only where it is much the
+  sharper, and not when `tail_excess` sees such a cost.
 
 Rounds are the units of a t interval; with several processes the process is (Kalibera and Jones 2013, see `estimate_units`).
 One-sided 95% bounds: U < margin is non-inferiority, with L > -margin equivalence (two one-sided tests, Schuirmann 1987).
@@ -37,6 +37,9 @@ POWER: Final = 0.95
 """Share of runs in which a slowdown as large as the printed MDE is found."""
 TRIM: Final = 0.25
 """Weight cut from each end of the paired step differences."""
+SHARPER: Final = 0.8
+"""The step estimator judges only where its rounds spread by less than this share of what whole segments do. Where it gains
+less it would trim part of a cost away for nothing. A choice by spread alone says nothing of the effect: it costs no error."""
 TAIL_ALPHA: Final = 0.05
 """Error of each of the two checks for a cost that falls on few steps."""
 SWITCHED: Final = 0.01
@@ -269,9 +272,20 @@ def falls_on_few_steps(rounds: Rounds) -> bool:
     return False
 
 
+def step_is_sharper(rounds: Rounds) -> bool:
+    """Steps were timed, and rounds spread much less in them than as a whole."""
+    return len(rounds.step) > 1 and _spread(rounds.step, rounds.process) < SHARPER * _spread(rounds.plain, rounds.process)
+
+
+def _spread(values: Floats, process: NDArray[np.int64]) -> float:
+    """Spread of rounds about the mean of their process, in units that only compare."""
+    names = np.unique(process)
+    return float(np.sqrt(sum(((values[process == name] - values[process == name].mean()) ** 2).sum() for name in names)))
+
+
 def choose(rounds: Rounds) -> tuple[str, Floats]:
-    """The estimator that judges, by name, and its values: step where steps were timed and the tails are alike."""
-    if len(rounds.step) and not falls_on_few_steps(rounds):
+    """The estimator that judges, by name, and its values: step where it is much sharper and the tails are alike."""
+    if step_is_sharper(rounds) and not falls_on_few_steps(rounds):
         return "step", rounds.step
     return "plain", rounds.plain
 
@@ -287,7 +301,7 @@ def interval(rounds: Rounds, ceiling: Rounds | None = None, alpha: float = NOMIN
     found = estimate_units(values, rounds.process)
     if found is None:
         return None
-    lower_alpha = min(alpha, SWITCHED) if name == "plain" and len(rounds.step) else alpha
+    lower_alpha = min(alpha, SWITCHED) if name == "plain" and step_is_sharper(rounds) else alpha
     low, high = found.theta - found.bound(lower_alpha), found.theta + found.bound(alpha)
     above = None if ceiling is None else estimate_units(choose(ceiling)[1], ceiling.process)
     if above is not None:

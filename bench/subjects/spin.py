@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from bench import cores
 from bench.records import Arm
 from bench.subject import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
 
@@ -57,20 +57,6 @@ class SimulatedClock:
     def advance(self, nanoseconds: float) -> int:
         self.now_ns += int(nanoseconds)
         return int(nanoseconds)
-
-
-@contextlib.contextmanager
-def one_core() -> Iterator[None]:
-    """Keeps the calling thread on the last core it may use: both processes of a gate then see the same core, fast or slow."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 class SpinSubject:
@@ -127,7 +113,7 @@ class SpinSubject:
 
     def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
         """Run steps until the requests end; real work stays on one core."""
-        with contextlib.nullcontext() if self._noise is not None else one_core():
+        with contextlib.nullcontext() if self._noise is not None else cores.kept_on(max(cores.usable(), default=None)):
             return self._run(requests, on_segment)
 
     def _run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.cores import OwnCores
 from bench.records import Arm
 from bench.stages import slowest_stage
 from bench.subject import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
@@ -131,7 +132,9 @@ class TrainerSubject:
         self.observer = Observer(self.config.observe, run_dir, RoleMap.from_config(self.config))
         self._cleanup.callback(self.observer.close)
         hooks = self if self._planted is None else self._planted.hooks(self)
-        self.trainer = Trainer(inputs, run_dir, self.observer, plan=plan, hooks=hooks, save_checkpoints=False)
+        self.trainer = Trainer(
+            inputs, run_dir, self.observer, plan=plan, hooks=hooks, scopes=OwnCores(self.config), save_checkpoints=False
+        )
         if self._planted is not None:
             self._planted.install(self.trainer)
 

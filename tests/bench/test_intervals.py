@@ -10,6 +10,7 @@ from scipy import stats
 
 from bench.intervals import (
     NOMINAL,
+    SWITCHED,
     Estimate,
     Rounds,
     choose,
@@ -210,8 +211,28 @@ def test_a_cost_on_few_steps_makes_whole_segments_judge() -> None:
     sparse = made(step + 0.02 + rng.normal(0, 0.01, 30), step, rng.binomial(16, 0.06, 30) / 16)
     assert falls_on_few_steps(sparse)
     assert choose(sparse)[0] == "plain"
+    found = interval(sparse)
+    assert found is not None
+    low = stats.ttest_1samp(sparse.plain, 0).confidence_interval(1 - 2 * SWITCHED).low
+    assert found.low == pytest.approx(slowdown_percent(low)), "it was chosen for being high"
     noisy = made(step + rng.normal(0, 0.02, 30), step, (rng.binomial(16, 0.06, 30) - rng.binomial(16, 0.06, 30)) / 16)
     assert choose(noisy)[0] == "step"
+
+
+def test_whole_segments_judge_where_steps_are_hardly_sharper() -> None:
+    """And at the usual error: that choice knows nothing of the effect."""
+    rng = np.random.default_rng(12)
+    plain = rng.normal(0.004, 0.01, 40)
+    level = made(plain, 0.9 * (plain - plain.mean()), np.zeros(40))
+    assert choose(level)[0] == "plain"
+    found, alone = interval(level), interval(made(plain))
+    assert found is not None
+    assert alone is not None
+    assert (found.low, found.high) == (alone.low, alone.high)
+    assert choose(made(plain, 0.7 * (plain - plain.mean()) + 0.004, np.zeros(40)))[0] == "step"
+    # Launches that differ do not hide which of the two is sharper within them.
+    apart = np.repeat([0.0, 0.3, -0.3, 0.1], 10)
+    assert choose(made(plain + apart, 0.7 * (plain - plain.mean()) + 0.004 + apart, np.zeros(40), processes=4))[0] == "step"
 
 
 def test_tails_of_exchangeable_noise_cancel() -> None:

@@ -212,7 +212,15 @@ def test_help_names_every_option_and_the_exit_codes(command: list[str], capsys: 
 @pytest.mark.fault
 def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "overhead", "--subject", "spin", "--minutes", "2", "--out", str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background has SIGINT ignored, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("measuring"):

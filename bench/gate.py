@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine, outputs
-from bench.code import git, read_commit
+from bench.code import ROOT, git, read_commit
 from bench.counting import ProcessCounter
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
 from bench.losses import LossCheck, check_losses
@@ -137,7 +137,8 @@ def _cache(config: Config, base: Tree, tree: Tree) -> Path:
     shared = Path(config.data.cache).resolve()
     if tree is not base:
         return shared
-    same = git("diff", "--quiet", base.commit.id, "--", "dflash/data") is not None
+    # A self-check runs this very tree against itself, changes and all: it has no worktree to put another cache beside.
+    same = base.root == ROOT or git("diff", "--quiet", base.commit.id, "--", "dflash/data") is not None
     return shared if same else base.root.parent / "cache"
 
 

@@ -371,3 +371,15 @@ def test_the_hash_of_uncommitted_changes_covers_untracked_files(repository: Path
 
 def test_outside_a_repository_nothing_can_be_named(tmp_path: Path) -> None:
     assert read_commit(tmp_path) == Commit("", dirty=True)
+
+
+@pytest.mark.parametrize(("same_data_code", "shares"), [(True, True), (False, False)])
+def test_base_prepares_its_own_data_where_the_code_for_it_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_data_code: bool, shares: bool
+) -> None:
+    monkeypatch.setattr(gate, "git", lambda *words: "" if same_data_code else None)
+    base = Tree(BASE, Commit("a" * 40), tmp_path / "worktrees" / "base", sys.executable)
+    shared = Path(SHORT.config.data.cache).resolve()
+    assert gate._cache(SHORT.config, base, OURS[1]) == shared
+    assert gate._cache(SHORT.config, base, base) == (shared if shares else tmp_path / "worktrees" / "cache")
+    assert gate._cache(SHORT.config, OURS[0], OURS[0]) == shared, "a self-check leaves nothing beside the working tree"

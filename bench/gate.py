@@ -33,8 +33,8 @@ from dflash.config import Config
 LAUNCHES = (3, 10)
 """Fewest and most launches: the more there are, the surer the interval is of what differs between them."""
 LAUNCH_MINUTES = 0.6
-"""A launch for each. On two shared cores one costs 10 s and launches differ by no more than their rounds do; there five or six in
-three minutes and eight to ten in seven find the smallest slowdowns."""
+"""A launch for each. On two shared cores one costs 10 s and launches differ hardly more than their rounds do; five in three
+minutes and ten in six are what docs/judging.md measured."""
 BUILD_SHARE = 0.25
 """No more launches than leave building under this share of the time."""
 MIN_ROUNDS = 4

@@ -209,7 +209,7 @@ class Stepper:
         if self._washout:
             self._washout -= 1
             if not self._washout:
-                self._begin(step)
+                self._begin(step, request)
             return
         last = self._done + 1 == request.steps
         if last and self._fence is not None:
@@ -249,13 +249,12 @@ class Stepper:
         self._washout = request.washout
         self.pause_step = step + self._washout
         if not self._washout:
-            self._begin(step)
+            self._begin(step, request)
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: int, request: SegmentRequest) -> None:
         self._done = 0
         self._first_step = step + 1
-        assert self._request is not None
-        self.pause_step = step + self._request.steps
+        self.pause_step = step + request.steps
         if self._fence is not None:
             self._fence()
         self._marks.begin()

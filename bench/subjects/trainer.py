@@ -117,6 +117,7 @@ class TrainerSubject:
         self._tokens: list[int] = []
         self._stepper: Stepper | None = None
         self._stand = Standstill(self.warmup - 1)
+        self._gpu_delay: GpuDelay | None = None
         self._time_stages = time_stages
 
     def open(self) -> None:
@@ -179,7 +180,7 @@ class TrainerSubject:
         )
 
     def _make_stepper(self, requests: Iterator[SegmentRequest], on_segment: OnSegment, device: Device) -> Stepper:
-        delay: Callable[[int], int] = GpuDelay(device) if device.is_cuda else busy_wait
+        self._gpu_delay = GpuDelay(device) if device.is_cuda and self._injected else None
         marks: Marks = CudaMarks(device) if device.is_cuda else HostMarks()
         return Stepper(
             cycle=self.cycle,
@@ -188,7 +189,7 @@ class TrainerSubject:
             switch=self._throw,
             injected=self._injected,
             marks=marks,
-            delay=delay,
+            delay=self._gpu_delay or busy_wait,
             waits_on_host=not device.is_cuda,
             fence=self._fence,
         )
@@ -198,6 +199,8 @@ class TrainerSubject:
         assert observer is not None
         for name in self._switched:
             observer.switch(name, name in arm.collectors)
+        if self._gpu_delay is not None:
+            self._gpu_delay.calibrate()
         # Young objects only: everything older was frozen, so this is cheap, and no arm inherits another's garbage.
         gc.collect()
 
@@ -335,13 +338,13 @@ class GpuDelay:
     def __call__(self, nanoseconds: int) -> int:
         import torch
 
-        if not self._cycles_per_ns:
-            self._calibrate()
         torch.cuda._sleep(int(nanoseconds * self._cycles_per_ns))
         return 0
 
-    def _calibrate(self) -> None:
-        """Called in the washout of the first arm that carries a delay."""
+    def calibrate(self) -> None:
+        """In the drafter's thread between two segments, or the first one with a delay would pay for it. Once."""
+        if self._cycles_per_ns:
+            return
         import torch
 
         from dflash.observe.sync_guard import allowed_sync

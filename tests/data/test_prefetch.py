@@ -12,6 +12,7 @@ from dflash.data.plan import EpochPlan
 from dflash.data.prefetch import BatchPrefetcher
 from dflash.models.blocks import BlockGeometry
 from dflash.types import Sample
+from tests.waiting import wait_until
 
 LENGTHS = [5, 9, 16, 30, 12, 7]
 
@@ -61,13 +62,6 @@ def test_never_more_than_depth(parts):
     wait_until(prefetcher.stands_full)
     prefetcher.close()
     assert prefetcher.join(2)
-
-
-def wait_until(true):
-    deadline = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_several_consumers_get_each_batch_once(parts):

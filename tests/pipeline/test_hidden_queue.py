@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dflash.device import Device
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
 from tests.pipeline.parts import make_batch
+from tests.waiting import wait_until
 
 EVENT = Device("cpu").event()
 
@@ -200,10 +201,3 @@ def test_a_closed_queue_leaves_no_producer_counted_as_waiting():
     queue.close()
     thread.join(2)
     assert queue.producers_waiting == 0
-
-
-def wait_until(true) -> None:
-    deadline = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)

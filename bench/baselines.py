@@ -23,7 +23,16 @@ from pydantic import TypeAdapter, ValidationError
 from scipy import special
 
 from bench.machine import differences
-from bench.records import STRICT, BaselineView, ConfigRef, ExitCode, Machine, Throughput, Verdict, explain
+from bench.receipt import BaselineView
+from bench.records import (
+    STRICT,
+    ConfigRef,
+    ExitCode,
+    Machine,
+    Throughput,
+    Verdict,
+    explain,
+)
 from dflash.config import Config
 from dflash.errors import UserError
 

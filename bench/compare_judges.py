@@ -21,7 +21,8 @@ from scipy.stats import mannwhitneyu, ttest_ind
 from tabulate import tabulate
 
 from bench.intervals import Floats, interval
-from bench.records import OFF, Receipt, Verdict, log_ratio
+from bench.receipt import Receipt
+from bench.records import OFF, Verdict, log_ratio
 from bench.simulate import NOISES, STEPS, Noise, contrast, share, step_logs
 from bench.verdict import classify
 from dflash.errors import UserError

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from bench import baselines, code, face, machine, recording
-from bench.records import ALL, OFF, ConfigRef, Machine, Receipt
+from bench.receipt import Receipt
+from bench.records import ALL, OFF, ConfigRef, Machine
 from dflash.config import Config, load_config
 from dflash.errors import UserError
 

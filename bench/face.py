@@ -13,7 +13,8 @@ from typing import Any, Final
 from tabulate import tabulate
 
 from bench.baselines import Baseline, Comparison
-from bench.records import ALL, OFF, ONLY, Cost, Machine, Receipt, Verdict
+from bench.receipt import Receipt
+from bench.records import ALL, OFF, ONLY, Cost, Machine, Verdict
 from dflash.errors import UserError
 
 SCHEMA: Final = "dflash-bench/pytest/1"

@@ -9,15 +9,14 @@ from bench import machine, outputs
 from bench.analysis import COUNT_KINDS
 from bench.intervals import contrasts, interval, throughput
 from bench.plan import MIN_SEGMENT_S
+from bench.receipt import BaselineView, Receipt
 from bench.records import (
-    BaselineView,
     Commit,
     ConfigRef,
     ExactCounts,
     ExitCode,
     Interval,
     MachineState,
-    Receipt,
     Segment,
     Throughput,
     Verdict,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import baselines
-from bench.records import Receipt
+from bench.receipt import Receipt
 from bench.report import html, markdown
 from dflash.errors import UserError
 

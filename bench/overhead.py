@@ -12,7 +12,8 @@ from bench.code import read_commit
 from bench.measure import Run, measure
 from bench.plan import choose_collectors, make_arms
 from bench.progress import Reporter
-from bench.records import ALL, BaselineView, ConfigRef, ExactCounts, Machine, Receipt, Segment
+from bench.receipt import BaselineView, Receipt
+from bench.records import ALL, ConfigRef, ExactCounts, Machine, Segment
 from bench.report.show import show
 from bench.stopping import Watch, judged
 from bench.subject import Subject

@@ -13,7 +13,8 @@ from pathlib import Path
 from bench.analysis import COUNT_KINDS
 from bench.counting import ProcessCounter
 from bench.progress import Reporter
-from bench.records import OFF, ONLY, Arm, ExactCounts, Receipt, Verdict
+from bench.receipt import Receipt
+from bench.records import OFF, ONLY, Arm, ExactCounts, Verdict
 from bench.report import words
 from dflash.config import Config
 

@@ -24,7 +24,8 @@ from bench.baselines import (
     parse,
     to_json,
 )
-from bench.records import Commit, ConfigRef, ExitCode, Machine, Receipt, Verdict
+from bench.receipt import Receipt
+from bench.records import Commit, ConfigRef, ExitCode, Machine, Verdict
 from dflash.errors import UserError
 
 

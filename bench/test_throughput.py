@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from bench import baselines, face
-from bench.records import OFF, Receipt, Verdict
+from bench.receipt import Receipt
+from bench.records import OFF, Verdict
 
 CLOCK = face.ReplayClock()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tabulate import tabulate
 
-from bench.records import OFF, Cost, Receipt, Verdict
+from bench.receipt import Receipt
+from bench.records import OFF, Cost, Verdict
 from bench.report import terminal, words
 
 MARKS = {

@@ -6,7 +6,8 @@ import re
 
 from tabulate import tabulate
 
-from bench.records import Cost, Receipt, Verdict
+from bench.receipt import Receipt
+from bench.records import Cost, Verdict
 from bench.report import words
 
 STYLES = {

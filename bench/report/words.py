@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 
 from bench.baselines import record_command
+from bench.receipt import Receipt
 from bench.records import (
     ALL,
     OFF,
@@ -14,7 +15,6 @@ from bench.records import (
     ExitCode,
     Interval,
     MachineState,
-    Receipt,
     Segment,
     Throughput,
     Verdict,

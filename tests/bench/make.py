@@ -10,16 +10,15 @@ import numpy as np
 
 from bench.analysis import analyse
 from bench.plan import make_arms, rounds
+from bench.receipt import BaselineView, Receipt
 from bench.records import (
     Arm,
-    BaselineView,
     Commit,
     ConfigRef,
     ExactCounts,
     Interval,
     Machine,
     Measurement,
-    Receipt,
     Segment,
 )
 from bench.verdict import judge

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.analysis import analyse
+from bench.receipt import BaselineView, Receipt
 from bench.records import (
     ALL,
     OFF,
-    BaselineView,
     Commit,
     ConfigRef,
     ExactCounts,
@@ -18,7 +18,6 @@ from bench.records import (
     MachineState,
     Measurement,
     Place,
-    Receipt,
     Throughput,
     Verdict,
 )

@@ -10,7 +10,8 @@ import pytest
 from bench import baseline_command, cli
 from bench.baselines import read
 from bench.machine import describe, identify
-from bench.records import Commit, ConfigRef, ExitCode, Receipt
+from bench.receipt import Receipt
+from bench.records import Commit, ConfigRef, ExitCode
 from dflash.config import load_config
 from dflash.errors import UserError
 from tests.bench.make import made_receipt

@@ -12,7 +12,8 @@ import pytest
 
 from bench import cli, outputs, subjects
 from bench.code import ROOT
-from bench.records import ExactCounts, ExitCode, Receipt
+from bench.receipt import Receipt
+from bench.records import ExactCounts, ExitCode
 from bench.subject import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
 

@@ -70,7 +70,7 @@ def test_recorded_segments_serve_as_noise(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_too_few_recorded_segments_are_refused(tmp_path: Path) -> None:
-    from bench.records import Receipt
+    from bench.receipt import Receipt
 
     with pytest.raises(UserError, match="80 of one length are needed"):
         recorded(Receipt.read(receipt_file(tmp_path)), 40)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
+from bench.receipt import SCHEMA, BaselineView, Receipt
 from bench.records import (
-    SCHEMA,
-    BaselineView,
     Commit,
     ConfigRef,
     Cost,
@@ -21,7 +20,6 @@ from bench.records import (
     GpuState,
     Machine,
     MachineState,
-    Receipt,
     Throughput,
     Verdict,
 )

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.records import ExitCode, Receipt, Verdict
+from bench.receipt import Receipt
+from bench.records import ExitCode, Verdict
 from bench.report import html, markdown, terminal, words
 from tests.bench.scenes import SCENES
 

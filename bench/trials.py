@@ -25,6 +25,7 @@ class Trial:
         minutes: given to the gate.
         seed: of its order.
         machine: in words.
+        commit: of the tree; empty in gates kept before it was noted.
         segments: of all launches.
     """
 
@@ -37,6 +38,7 @@ class Trial:
     machine: str
     cycle: int
     segments: tuple[Segment, ...]
+    commit: str = ""
     incomplete: tuple[str, ...] = ()
     not_comparable: tuple[str, ...] = ()
     before: MachineState | None = None

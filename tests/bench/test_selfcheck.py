@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,27 +15,19 @@ import pytest
 from bench import rivals, selfcheck, trials
 from bench.gate import pairs
 from bench.gate_verdict import HEAD, Evidence, Launch
+from bench.intervals import Rounds
 from bench.plant_check import PlantFound, judge_plant, time_plant
 from bench.progress import Reporter
+from bench.rates import Noise, Report, Row, add, exit_code, make_rows, rows_of, turns
 from bench.records import ExactCounts, ExitCode
-from bench.selfcheck import (
-    Report,
-    Row,
-    add,
-    exit_code,
-    judge_again,
-    make_rows,
-    run_selfcheck,
-    share,
-    to_json,
-    to_markdown,
-    to_text,
-    turns,
-)
+from bench.report.rates import share, to_json, to_markdown, to_text
+from bench.selfcheck import COSTS, judge_again, run_selfcheck
 from bench.trials import Trial
 from dflash.config import Config
 from dflash.errors import UserError
 from tests.bench.make import segment
+
+GATE_MINUTES = 0.5
 
 
 def evidence(slowdown: float, *, noise: float = 0.004, drift: float = 0.0, rounds: int = 10, seed: int = 0) -> Evidence:
@@ -57,9 +50,9 @@ def evidence(slowdown: float, *, noise: float = 0.004, drift: float = 0.0, round
 @pytest.mark.parametrize(
     ("hits", "runs", "text"),
     [
-        (0, 59, "0 of 59 = 0.0% (0.0 to 6.1)"),
-        (57, 60, "57 of 60 = 95.0% (86.1 to 99.0)"),
-        (3, 3, "3 of 3 = 100.0% (29.2 to 100.0)"),
+        (0, 59, "0 of 59 (0-6%)"),
+        (57, 60, "57 of 60 (86-99%)"),
+        (3, 3, "3 of 3 (29-100%)"),
         (0, 0, "-"),
     ],
 )
@@ -69,15 +62,16 @@ def test_shares_come_with_exact_bounds(hits: int, runs: int, text: str) -> None:
 
 def trial(percent: float, subject: str = "spin", **changes: Any) -> Trial:
     found = evidence(percent / 100, **changes)
-    return Trial(subject, percent, 0.5, 0, "Some CPU, 2 cores", found.cycle, tuple(found.segments))
+    return Trial(subject, percent, GATE_MINUTES, 0, "Some CPU, 2 cores", found.cycle, tuple(found.segments))
 
 
 def test_a_row_counts_verdicts_and_what_others_would_have_said() -> None:
-    row, other = Row("spin", 2.0), Row("trainer", 2.0)
+    row, *others = (Row("spin", GATE_MINUTES, 2.0), Row("trainer", GATE_MINUTES, 2.0), Row("spin", 6.0, 2.0))
+    report = Report([row, *others])
     for seed in range(3):
-        add([row, other], trial(2.0, seed=seed))
-    add([row, other], replace(trial(2.0, seed=3), incomplete=("head died",)))
-    assert (row.runs, row.judged, row.found, other.runs) == (4, 3, 3, 0)
+        add(report, trial(2.0, seed=seed))
+    add(report, replace(trial(2.0, seed=3), incomplete=("head died",)))
+    assert (row.runs, row.judged, row.found, *(other.runs for other in others)) == (4, 3, 3, 0, 0)
     assert row.verdicts == {"over": 3, "invalid": 1}
     assert all(abs(error) < 1.0 for error in row.errors)
     assert row.rivals["pyperf t-test"] == 3
@@ -85,10 +79,11 @@ def test_a_row_counts_verdicts_and_what_others_would_have_said() -> None:
 
 def test_identical_code_is_judged_with_its_times_scaled_too() -> None:
     """As precisely as if head had really lost that share, and only by gates of identical code."""
-    rows = make_rows(["spin"])
+    rows = make_rows(["spin"], GATE_MINUTES, COSTS)
+    report = Report(rows)
     for seed in range(5):
-        add(rows, trial(0.0, seed=seed))
-    add(rows, trial(1.0))
+        add(report, trial(0.0, seed=seed))
+    add(report, trial(1.0))
     same, *others = (row for row in rows if row.inject_percent in (0.0, 2.0))
     assert same.verdicts == {"within": 5}
     assert [(row.scaled, row.runs, row.found) for row in others] == [(False, 0, 0), (True, 5, 5)]
@@ -104,7 +99,8 @@ def test_without_real_slowdowns_all_gates_go_to_identical_code() -> None:
 def test_a_list_with_a_0_in_it_is_the_order_itself() -> None:
     assert list(islice(turns(["spin"], [0.0, 2.0, 2.0]), 6)) == [("spin", percent) for percent in (0.0, 2.0, 2.0)] * 2
     assert list(islice(turns(["spin"], [2.0, 1.0]), 5)) == [("spin", percent) for percent in (0.0, 2.0, 0.0, 1.0, 0.0)]
-    assert [row.inject_percent for row in make_rows(["spin"], [0.0, 2.0, 2.0]) if not row.scaled] == [0.0, 2.0]
+    rows = make_rows(["spin"], GATE_MINUTES, [0.0, 2.0, 2.0])
+    assert [row.inject_percent for row in rows if not row.scaled] == [0.0, 2.0]
 
 
 def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,8 +114,10 @@ def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pyte
     assert (kept.low, kept.high, kept.n) == pytest.approx((made.low, made.high, made.n), abs=1e-5)
     assert judge_again(files, str(tmp_path / "out"), Reporter(quiet=True)) == ExitCode.WITHIN
     text = capsys.readouterr().out
-    assert "0 of 2 = 0.0%" in text
-    assert "2 of 2 = 100.0%" in text
+    assert "0 of 2 (0-84%)" in text
+    assert "2 of 2 (16-100%)" in text
+    assert "trainer    none" not in text
+    assert "trainer    1% scaled" not in text
 
 
 @pytest.mark.fault
@@ -156,12 +154,12 @@ def test_the_base_first_order_takes_each_side_from_its_half() -> None:
 @pytest.mark.parametrize(
     ("report", "code"),
     [
-        (Report([Row("spin", 0.0)], [], ""), ExitCode.INCOMPLETE),
-        (Report([Row("spin", 0.0, runs=2, verdicts={"within": 2})], [], ""), ExitCode.WITHIN),
-        (Report([Row("spin", 0.0, runs=2, verdicts={"within": 1, "over": 1})], [], ""), ExitCode.OVER),
-        (Report([Row("spin", 0.0, runs=1, verdicts={"invalid": 1})], [], ""), ExitCode.INCOMPLETE),
-        (Report([], [PlantFound("item", True, "+4 syncs")], ""), ExitCode.WITHIN),
-        (Report([], [PlantFound("item", False, "nothing changed")], ""), ExitCode.OVER),
+        (Report([Row("spin", GATE_MINUTES, 0.0)]), ExitCode.INCOMPLETE),
+        (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})]), ExitCode.WITHIN),
+        (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 1, "over": 1})]), ExitCode.OVER),
+        (Report([Row("spin", GATE_MINUTES, 0.0, runs=1, verdicts={"invalid": 1})]), ExitCode.INCOMPLETE),
+        (Report([], [PlantFound("item", True, "+4 syncs")]), ExitCode.WITHIN),
+        (Report([], [PlantFound("item", False, "nothing changed")]), ExitCode.OVER),
     ],
 )
 def test_a_harness_that_was_wrong_or_tried_nothing_is_red(report: Report, code: ExitCode) -> None:
@@ -169,18 +167,53 @@ def test_a_harness_that_was_wrong_or_tried_nothing_is_red(report: Report, code: 
 
 
 def test_the_tables_name_subject_question_answer_and_bounds() -> None:
-    rows = make_rows(["spin"])
-    add(rows, trial(0.0))
-    report = Report(rows, [PlantFound("item", True, "+4 syncs")], "Some CPU, 2 cores", 600.0)
+    report = Report(make_rows(["spin"], GATE_MINUTES, COSTS), [PlantFound("item", True, "+4 syncs")], seconds=600.0)
+    add(report, replace(trial(0.0), commit="abc"))
     text = to_text(report)
-    assert "false alarms (over)" in text
-    assert "0 of 1 = 0.0% (0.0 to 97.5)" in text
-    assert "1% found" in text
-    assert "1%, scaled, found" in text
+    lines = text.splitlines()
+    assert next(line for line in lines if line.startswith("spin       none")).split() == [
+        *("spin", "none", "0.5", "0", "of", "1", "(0-98%)"),
+        *(f"{report.rows[0].widths[0]:.2f}%", f"{report.rows[0].errors[0]:+.2f}%", "1", "within"),
+    ]
+    assert any(line.startswith("spin       1% real") for line in lines)
+    assert any(line.startswith("spin       1% scaled") for line in lines)
     assert "+4 syncs" in text
-    assert "Some CPU, 2 cores, in 10 min 00 s" in text
-    assert to_markdown(report).count("\n## ") == 3
-    assert json.loads(to_json(report))["schema"] == "dflash-bench/selfcheck/2"
+    assert "Some CPU, 2 cores; 10 min 00 s; commit abc" in text
+    assert max(map(len, lines)) <= 80
+    assert to_markdown(report).count("\n## ") == 4
+    assert json.loads(to_json(report))["schema"] == "dflash-bench/selfcheck/3"
+
+
+def test_gates_of_unlike_lengths_are_not_added_up() -> None:
+    stored = [trial(0.0), replace(trial(0.0, seed=1), minutes=6.0), replace(trial(2.0, seed=2), minutes=6.0)]
+    rows = rows_of(stored)
+    assert [(row.minutes, row.inject_percent) for row in rows if not row.scaled] == [(0.5, 0.0), (6.0, 0.0), (6.0, 2.0)]
+    report = Report(rows)
+    for one in stored:
+        add(report, one)
+    assert [(noise.minutes, noise.gates) for noise in report.noise] == [(0.5, 1), (6.0, 2)]
+    assert [row.runs for row in rows] == [1] * len(rows)
+    assert not [row for row in rows_of([trial(1.0)]) if row.scaled], "nothing to scale without identical code"
+
+
+@pytest.mark.parametrize(("launch_percent", "low", "high"), [(0.0, 0.6, 1.6), (2.0, 4.0, 16.0)])
+def test_the_noise_of_launches_is_told_from_that_of_rounds(launch_percent: float, low: float, high: float) -> None:
+    """1 where launches add none; 1 + (2%)^2 / (4%^2 / 30 rounds) = 8.5 where each is off by 2%."""
+    rng, noise = np.random.default_rng(3), Noise("spin", 1.0)
+    for _ in range(20):
+        process = np.repeat(np.arange(5), 30)
+        plain = 0.3 + rng.normal(0, 0.01 * launch_percent, 5)[process] + rng.normal(0, 0.04, len(process))
+        noise.add(Rounds(process, plain, np.empty(0), np.empty(0)))
+    assert noise.round_percent == pytest.approx(4.0, rel=0.05)
+    assert noise.launch_ratio is not None
+    assert low < noise.launch_ratio < high
+    assert (noise.gates, noise.rounds, noise.launches, noise.between_df) == (20, 3000, 100, 80)
+
+
+def test_one_launch_of_one_round_says_nothing_of_the_noise() -> None:
+    noise = Noise("spin", 1.0)
+    noise.add(Rounds(np.zeros(1, np.int64), np.zeros(1), np.empty(0), np.empty(0)))
+    assert (noise.launches, noise.round_percent, noise.launch_ratio) == (0, None, None)
 
 
 @pytest.mark.parametrize(
@@ -204,34 +237,50 @@ def test_a_timing_run_that_dies_is_a_fault_that_was_missed() -> None:
     assert "no/such/config.toml" in found.how
 
 
-def test_time_goes_to_each_kind_of_gate_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[float] = []
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Runs a self-check of made-up gates by a clock that jumps; what was injected in each."""
     clock = iter(range(0, 100_000, 10))
-
-    def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
-        asked.append(inject_percent)
-        return trial(inject_percent, subject, seed=seed)
-
     monkeypatch.setattr(selfcheck.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(selfcheck, "try_gate", try_gate)
     monkeypatch.setattr(selfcheck, "check_plants", lambda *arguments: [PlantFound("item", True, "+4 syncs")])
-    out = tmp_path / "out"
-    code = run_selfcheck(
-        Config(),
-        config_path="x.toml",
-        minutes=8,
-        subjects=("spin",),
-        gate_minutes=0.5,
-        out=str(out),
-        reporter=Reporter(quiet=True),
-        seed=0,
-    )
-    assert code == ExitCode.WITHIN
+
+    def run(code: ExitCode = ExitCode.WITHIN, **changes: Any) -> list[float]:
+        asked: list[float] = []
+
+        def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
+            asked.append(inject_percent)
+            return replace(trial(inject_percent, subject, seed=seed), minutes=minutes)
+
+        monkeypatch.setattr(selfcheck, "try_gate", try_gate)
+        settings: dict[str, Any] = {"minutes": 8, "subjects": ("spin",), "gate_minutes": GATE_MINUTES, "seed": 0} | changes
+        out = str(tmp_path / "out")
+        assert run_selfcheck(Config(), config_path="x.toml", out=out, reporter=Reporter(quiet=True), **settings) == code
+        return asked
+
+    return run
+
+
+def test_time_goes_to_each_kind_of_gate_in_turn(
+    check: Callable[..., list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = check()
     assert len(asked) >= 8
     assert asked[:8] == [0.0, 1.0, 0.0, 2.0, 0.0, 5.0, 0.0, 1.0]
-    stored = json.loads((out / "selfcheck.json").read_text())
+    stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
     assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(asked)
-    assert [kept.inject_percent for kept in trials.read(out / "gates.jsonl")] == asked
-    assert "5% found" in capsys.readouterr().out
+    assert [kept.inject_percent for kept in trials.read(tmp_path / "out" / "gates.jsonl")] == asked
+    assert "5% real" in capsys.readouterr().out
+
+
+def test_a_second_check_into_the_same_folder_goes_on_from_there(check: Callable[..., list[float]], tmp_path: Path) -> None:
+    first, second = check(plants=False), check(injected=[0.0], gate_minutes=1.0, plants=False)
+    stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
+    assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(first) + len(second)
+    assert [kept.inject_percent for kept in trials.read(tmp_path / "out" / "gates.jsonl")] == first + second
+    assert stored["seconds"] > 60 * GATE_MINUTES * len(first)
+
+
+@pytest.mark.fault
+def test_gates_of_an_earlier_check_do_not_excuse_one_that_measured_nothing(check: Callable[..., list[float]]) -> None:
+    assert check(plants=False)
+    assert check(ExitCode.INCOMPLETE, minutes=0.1, plants=False) == []

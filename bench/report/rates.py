@@ -1,0 +1,144 @@
+"""The self-check's tables: on a terminal short enough for 80 columns, in Markdown with the bounds of the other judges too."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from scipy.stats import binomtest
+from tabulate import tabulate
+
+from bench import rivals
+from bench.plan import human_time
+from bench.rates import Report, Row
+
+SCHEMA = "dflash-bench/selfcheck/3"
+SHORT = {"pytest-benchmark mean:2%": "mean:2%", "pyperf t-test": "pyperf t", "Mann-Whitney": "M.-Whitney"}
+"""Names of the other judges on a terminal."""
+
+
+def share(hits: int, runs: int) -> str:
+    """`57 of 60 (86-99%)`, exact (Clopper-Pearson) 95% bounds; a dash for no runs."""
+    if not runs:
+        return "-"
+    low, high = binomtest(hits, runs).proportion_ci(0.95, "exact")
+    return f"{hits} of {runs} ({100 * low:.0f}-{100 * high:.0f}%)"
+
+
+def _cost(row: Row) -> str:
+    if row.scaled:
+        return f"{row.inject_percent:g}% scaled"
+    return f"{row.inject_percent:g}% real" if row.inject_percent else "none"
+
+
+def _signed(percent: float) -> str:
+    return f"{round(percent, 2) + 0.0:+.2f}%"  # no -0.00
+
+
+GATE_HEADERS = ["subject", "head\nloses", "min", "said slower\nor over", "half-\nwidth", "off\nby", "said"]
+
+
+def gate_rows(report: Report, between: str) -> list[list[str]]:
+    """What the gates said, a row for each kind. half-width: median; off by: mean of estimate less truth.
+
+    `between` stands between two verdicts: a new line keeps the table within 80 columns.
+    """
+    return [
+        [
+            row.subject,
+            _cost(row),
+            f"{row.minutes:g}",
+            share(row.found, row.judged),
+            f"{median(row.widths):.2f}%" if row.widths else "-",
+            _signed(fmean(row.errors)) if row.errors else "-",
+            between.join(f"{count} {verdict}" for verdict, count in sorted(row.verdicts.items())) or "-",
+        ]
+        for row in report.rows
+    ]
+
+
+def rival_rows(report: Report, *, bounds: bool) -> list[list[str]]:
+    """How often each judge calls head slower: alarms where head is the same code, hits where it is slower."""
+    table = []
+    for row in report.rows:
+        if row.judged:
+            hits = [row.found, *(row.rivals.get(name, 0) for name in rivals.RIVALS)]
+            texts = [share(hit, row.judged) if bounds else f"{hit} of {row.judged}" for hit in hits]
+            table.append([row.subject, _cost(row), f"{row.minutes:g}", *texts])
+    return table
+
+
+NOISE_HEADERS = [
+    "subject",
+    "min",
+    "gates",
+    "rounds",
+    "spread of\na round",
+    "launches",
+    "their variance\nover the rounds'",
+]
+
+
+def noise_rows(report: Report) -> list[list[str]]:
+    """The noise that the gates were taken in."""
+    table = []
+    for noise in sorted(report.noise, key=lambda noise: (noise.subject, noise.minutes)):
+        spread = "-" if noise.round_percent is None else f"{noise.round_percent:.1f}%"
+        ratio = "-" if noise.launch_ratio is None else f"{noise.launch_ratio:.2f} ({noise.between_df} df)"
+        counts = [f"{noise.gates}", f"{noise.rounds:,}"]
+        table.append([noise.subject, f"{noise.minutes:g}", *counts, spread, f"{noise.launches}", ratio])
+    return table
+
+
+PLANT_HEADERS = ["planted fault", "found", "by"]
+
+
+def plant_rows(report: Report) -> list[list[str]]:
+    """Planted faults, and what told them."""
+    return [[plant.name, "yes" if plant.found else "NO", plant.how] for plant in report.plants]
+
+
+Table = tuple[str, list[list[str]], Sequence[str]]
+
+
+def _tables(report: Report, *, wide: bool) -> list[Table]:
+    names = [name if wide else SHORT[name] for name in rivals.RIVALS]
+    found = [
+        ("Gates of this code against itself, exact 95% bounds", gate_rows(report, ", " if wide else "\n"), GATE_HEADERS),
+        (
+            "Who calls head slower, the others on the same segments taken base first",
+            rival_rows(report, bounds=wide),
+            ["subject", "head\nloses", "min", "ours", *names],
+        ),
+        ("The noise of these gates", noise_rows(report), NOISE_HEADERS),
+        ("Planted faults", plant_rows(report), PLANT_HEADERS),
+    ]
+    return [table for table in found if table[1]]
+
+
+def _where(report: Report) -> str:
+    commits = [f"commit {', '.join(report.commits)}"] if report.commits else []
+    return "; ".join([*report.machines, human_time(report.seconds), *commits])
+
+
+def to_text(report: Report) -> str:
+    """The tables for a terminal."""
+    tables = _tables(report, wide=False)
+    parts = [f"{title}\n\n{tabulate(rows, headers, disable_numparse=True)}" for title, rows, headers in tables]
+    return "\n\n".join([*parts, _where(report)])
+
+
+def to_markdown(report: Report) -> str:
+    """The tables as Markdown."""
+    parts = ["# Self-check of the harness", _where(report) + "."]
+    for title, rows, headers in _tables(report, wide=True):
+        flat = [header.replace("-\n", "-").replace("\n", " ") for header in headers]
+        parts += [f"## {title}", tabulate(rows, flat, tablefmt="github", disable_numparse=True)]
+    return "\n\n".join(parts) + "\n"
+
+
+def to_json(report: Report) -> str:
+    """Everything, for later sums over several self-checks."""
+    return json.dumps({"schema": SCHEMA, **dataclasses.asdict(report)}, indent=1) + "\n"

@@ -31,7 +31,8 @@ def install(session: nox.Session, *extra: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Linter, type checker, then every test that needs no GPU and no network."""
-    install(session, "hypothesis", "pytest-timeout", "prometheus_client", "opentelemetry-sdk", "tensorboard", "ruff", "mypy")
+    libraries = ("hypothesis", "pytest-timeout", "prometheus_client", "opentelemetry-sdk", "tensorboard")
+    install(session, *libraries, "check-jsonschema", "ruff", "mypy")
     session.install("--no-deps", "trl==1.16.0")  # its templates of released models are read, nothing of it runs
     check_source(session)
     session.run("python", "-m", "pytest", *(session.posargs or ["tests"]))

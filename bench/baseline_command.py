@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench import baselines, machine, recording
+from bench import baselines, machine, outputs, recording
 from bench.code import ROOT, git, read_commit
 from bench.progress import Reporter
 from bench.receipt import Receipt
@@ -85,7 +85,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
     this, config = machine.identify(), _reference(options)
     found = baselines.match(baselines.read_all(baselines.ROOT), this, config)
     if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
-        print(f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: {found.message}")
+        _tell(f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: {found.message}")
         return int(found.exit_code)
     receipts = _sessions(options, reporter)
     commit = read_commit()
@@ -94,14 +94,19 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         clean = replace(receipt, commit=replace(receipt.commit, dirty=False))
         reasons = [*recording.unusable(clean, this, config, commit), *_moved(receipt)]
         if reasons:
-            print(f"INVALID: {where}: {'; '.join(reasons)}")
+            _tell(f"INVALID: {where}: {'; '.join(reasons)}")
             return int(ExitCode.INVALID)
     figures = [receipt.throughput for _, receipt in receipts if receipt.throughput is not None]
     compared = baselines.compare(found.baseline, figures)
     for text in machine.differences(found.baseline.versions, this.versions) if found.baseline.versions else ():
-        print(f"since it was recorded: {text}")
-    print(f"{compared.verdict.value.upper()}: {compared.message}")
+        _tell(f"since it was recorded: {text}")
+    _tell(f"{compared.verdict.value.upper()}: {compared.message}")
     return int(CODES[compared.verdict])
+
+
+def _tell(text: str) -> None:
+    print(text)
+    outputs.post_summary(f"Baseline: {text}\n")
 
 
 def _reference(options: Options) -> ConfigRef:
@@ -129,7 +134,7 @@ def _sessions(options: Options, reporter: Reporter) -> Sequence[tuple[str, Recei
             command += ["--seed", str(number)]
             command += [word for setting in options.settings for word in ("--set", setting)]
             command += ["--minutes", str(options.minutes)] if options.minutes else []
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=outputs.child_environment())
             receipt = out / "receipt.json"
             if not receipt.exists():
                 raise UserError(f"baseline: session {number + 1} left no receipt (exit code {done.returncode})")

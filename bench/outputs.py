@@ -12,6 +12,8 @@ from bench.report import html, markdown
 from dflash.errors import UserError
 
 DEFAULT_ROOT = Path("bench-out")
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Names the file that a CI job shows to whoever opens it."""
 
 
 def choose_folder(out: str | Path | None, command: str) -> Path:
@@ -43,10 +45,21 @@ def write_all(receipt: Receipt, folder: Path) -> None:
     text = markdown.render(receipt)
     write(folder / "report.md", text)
     write(folder / "report.html", html.render(receipt, history_of(receipt)))
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    post_summary(text)
+
+
+def post_summary(text: str) -> None:
+    """Add Markdown to the CI job's summary, where there is one: also, and most of all, when the job is red."""
+    summary = os.environ.get(SUMMARY)
     if summary:
         with open(summary, "a", encoding="utf-8") as handle:
             handle.write(text + "\n")
+
+
+def child_environment() -> dict[str, str]:
+    """For a measurement that is part of another one: only the whole posts to the job's summary, and no child with a planted
+    fault tells a reader that something is wrong."""
+    return {name: value for name, value in os.environ.items() if name != SUMMARY}
 
 
 def history_of(receipt: Receipt) -> list[tuple[str, float]]:

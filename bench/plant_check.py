@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.analysis import COUNT_KINDS
 from bench.counting import ProcessCounter
+from bench.outputs import child_environment
 from bench.progress import Reporter
 from bench.receipt import Receipt
 from bench.records import OFF, ONLY, Arm, ExactCounts, Verdict
@@ -76,7 +77,7 @@ def time_plant(name: str, config_path: str, settings: Sequence[str]) -> PlantFou
         command = [sys.executable, "-m", "bench", "overhead", "--config", config_path, "--out", folder]
         command += [word for setting in settings for word in ("--set", setting)]
         command += ["--quick", "--minutes", str(PLANT_MINUTES), "--plant", name, "--only", name]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env=child_environment())
         path = Path(folder) / "receipt.json"
         if not path.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]

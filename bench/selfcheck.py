@@ -90,6 +90,7 @@ def run_selfcheck(
     report.seconds = before_s + round(time.monotonic() - started, 1)
     _write(folder, report)
     print(to_text(report))
+    outputs.post_summary(to_markdown(report))
     reporter.say(f"{folder}/selfcheck.json, selfcheck.md, {GATES}")
     # Gates of earlier checks are no excuse for one that measured nothing.
     return int(rates.exit_code(report) if taken or report.plants else ExitCode.INCOMPLETE)

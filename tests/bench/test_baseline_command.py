@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,7 +152,25 @@ def test_a_session_that_leaves_no_receipt_is_an_error(here: Path, monkeypatch: p
     class Done:
         returncode, stdout = 3, ""
 
-    monkeypatch.setattr(baseline_command.subprocess, "run", lambda *arguments, **named: Done())
+    environments = []
+
+    def run(command: list[str], **named: Any) -> Done:
+        environments.append(named["env"])
+        return Done()
+
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    monkeypatch.setattr(baseline_command.subprocess, "run", run)
     options = baseline_command.Options(load_config("tiny.toml"), "tiny.toml")
     with pytest.raises(UserError, match="left no receipt"):
         baseline_command._sessions(options, Reporter(quiet=True))
+    assert [(environment["PATH"], "GITHUB_STEP_SUMMARY" in environment) for environment in environments] == [
+        (os.environ["PATH"], False)
+    ]
+
+
+def test_in_ci_what_a_comparison_says_is_in_the_job_summary(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(here)
+    summary = here / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert bench("compare", session(here, 8, speed=0.95)) == ExitCode.OVER
+    assert summary.read_text().startswith("Baseline: OVER: ")

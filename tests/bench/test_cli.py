@@ -255,3 +255,11 @@ def test_in_ci_the_markdown_goes_to_the_job_summary(run, tmp_path: Path, monkeyp
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     run()
     assert summary.read_text().startswith("before\n# ✅ WITHIN")
+
+
+def test_part_of_a_measurement_posts_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    monkeypatch.setenv("ELSE", "kept")
+    environment = outputs.child_environment()
+    assert "GITHUB_STEP_SUMMARY" not in environment
+    assert environment["ELSE"] == "kept"

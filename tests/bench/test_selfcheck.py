@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -261,8 +262,9 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
 
 def test_time_goes_to_each_kind_of_gate_in_turn(
-    check: Callable[..., list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    check: Callable[..., list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     asked = check()
     assert len(asked) >= 8
     assert asked[:8] == [0.0, 1.0, 0.0, 2.0, 0.0, 5.0, 0.0, 1.0]
@@ -270,6 +272,18 @@ def test_time_goes_to_each_kind_of_gate_in_turn(
     assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(asked)
     assert [kept.inject_percent for kept in trials.read(tmp_path / "out" / "gates.jsonl")] == asked
     assert "5% real" in capsys.readouterr().out
+    assert (tmp_path / "summary.md").read_text().startswith("# Self-check of the harness")
+
+
+@pytest.mark.fault
+def test_what_was_found_wrong_is_in_the_job_summary_too(
+    check: Callable[..., list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A red step runs nothing after its command."""
+    monkeypatch.setattr(selfcheck, "check_plants", lambda *arguments: [PlantFound("item", False, "nothing changed")])
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    check(ExitCode.OVER)
+    assert re.search(r"\| item +\| NO ", (tmp_path / "summary.md").read_text())
 
 
 def test_a_second_check_into_the_same_folder_goes_on_from_there(check: Callable[..., list[float]], tmp_path: Path) -> None:

@@ -12,27 +12,20 @@ import enum
 import json
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from scipy import special
 
 from bench.machine import differences
 from bench.receipt import BaselineView
-from bench.records import (
-    STRICT,
-    ConfigRef,
-    ExitCode,
-    Machine,
-    Throughput,
-    Verdict,
-    explain,
-)
+from bench.records import STRICT, ConfigRef, ExitCode, Machine, Throughput, Verdict
+from bench.stored import line_of
+from bench.stored import parse as parse_stored
 from dflash.config import Config
 from dflash.errors import UserError
 
@@ -134,28 +127,11 @@ _ADAPTER: Final = TypeAdapter(Baseline)
 
 def parse(text: str, where: str) -> Baseline:
     """A baseline's JSON. Raises UserError with `where:line` for broken JSON, another schema, unknown or missing keys."""
-    try:
-        tree = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}:{error.lineno}: not valid JSON: {error.msg}") from None
-    if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
-        found = tree.get("schema") if isinstance(tree, dict) else type(tree).__name__
-        raise UserError(f"{where}:{_line(text, 'schema')}: schema {found!r} is not {SCHEMA!r}")
-    try:
-        baseline = _ADAPTER.validate_json(text)
-    except ValidationError as error:
-        leaf = str(error.errors()[0]["loc"][-1])
-        raise UserError(f"{where}:{_line(text, leaf)}: {explain(error, Baseline.__slots__)}") from None  # type: ignore[attr-defined]
+    baseline = parse_stored(_ADAPTER, text, SCHEMA, where, Baseline.__slots__)  # type: ignore[attr-defined]
     fault = _contradiction(baseline)
     if fault:
-        raise UserError(f"{where}:{_line(text, fault[0])}: {fault[0]}: {fault[1]}")
+        raise UserError(f"{where}:{line_of(text, fault[0])}: {fault[0]}: {fault[1]}")
     return baseline
-
-
-def _line(text: str, key: str) -> int:
-    """Line on which `key` first stands; 1 when it does not."""
-    found = re.search(rf'"{re.escape(key)}"\s*:', text)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
 def _contradiction(baseline: Baseline) -> tuple[str, str] | None:
@@ -182,7 +158,7 @@ def read(path: Path) -> Baseline:
         raise UserError(f"{path}: cannot read the baseline: {getattr(error, 'strerror', None) or error}") from None
     baseline = parse(text, str(path))
     if baseline.machine.key != path.parent.name:
-        raise UserError(f"{path}:{_line(text, 'key')}: machine key {baseline.machine.key!r} is not the folder's name")
+        raise UserError(f"{path}:{line_of(text, 'key')}: machine key {baseline.machine.key!r} is not the folder's name")
     return baseline
 
 

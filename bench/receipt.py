@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from bench.records import (
     STRICT,
@@ -22,8 +22,8 @@ from bench.records import (
     Segment,
     Throughput,
     Verdict,
-    explain,
 )
+from bench.stored import parse
 from dflash.errors import UserError
 
 SCHEMA: Final = "dflash-bench/receipt/1"
@@ -97,17 +97,7 @@ class Receipt:
     @staticmethod
     def from_json(text: str, where: str = "receipt") -> Receipt:
         """Read a receipt. Raises UserError for broken JSON, another schema, unknown or missing keys, each by name."""
-        try:
-            tree = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}:{error.lineno}: not valid JSON: {error.msg}") from None
-        if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
-            found = tree.get("schema") if isinstance(tree, dict) else type(tree).__name__
-            raise UserError(f"{where}: schema {found!r} is not {SCHEMA!r}")
-        try:
-            return _ADAPTER.validate_json(text)
-        except ValidationError as error:
-            raise UserError(f"{where}: {explain(error, Receipt.__slots__)}") from None  # type: ignore[attr-defined]
+        return parse(_ADAPTER, text, SCHEMA, where, Receipt.__slots__)  # type: ignore[attr-defined]
 
     @staticmethod
     def read(path: str | Path) -> Receipt:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydantic import ConfigDict, ValidationError
-
-from dflash.errors import nearest
+from pydantic import ConfigDict
 
 OFF: Final = "off"
 ALL: Final = "all"
@@ -323,15 +321,3 @@ class Throughput:
     tokens_per_second: float
     low: float
     high: float
-
-
-def explain(error: ValidationError, known: Iterable[str] = ()) -> str:
-    """One line for the first thing wrong in a stored file, with the key's path."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    kind = first["type"]
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown key {key!r}{nearest(key, known)}"
-    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return f"missing key {key!r}"
-    return f"{key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

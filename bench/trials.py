@@ -11,7 +11,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from bench.gate_verdict import HEAD, Evidence, Launch
-from bench.records import STRICT, MachineState, Segment, explain
+from bench.records import STRICT, MachineState, Segment
+from bench.stored import explain
 from dflash.errors import UserError
 
 

@@ -118,7 +118,7 @@ class SpinSubject:
 
     def _run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
         clock: Callable[[], int] = time.perf_counter_ns
-        delay: Callable[[int], int] = busy_wait
+        delay: Callable[[int], object] = busy_wait
         if self._noise is not None:
             simulated = self._simulated
             clock, delay, self._work = simulated, simulated.advance, self._simulate(simulated, self._noise)

@@ -335,11 +335,10 @@ class GpuDelay:
         self._device = device
         self._cycles_per_ns = 0.0
 
-    def __call__(self, nanoseconds: int) -> int:
+    def __call__(self, nanoseconds: int) -> None:
         import torch
 
         torch.cuda._sleep(int(nanoseconds * self._cycles_per_ns))
-        return 0
 
     def calibrate(self) -> None:
         """In the drafter's thread between two segments, or the first one with a delay would pay for it. Once."""

@@ -107,6 +107,21 @@ def test_what_one_wait_overshoots_the_next_one_owes() -> None:
     assert 1 - off.seconds / on.seconds == pytest.approx(0.05, abs=0.002)
 
 
+def test_the_calls_around_a_wait_are_part_of_the_loss() -> None:
+    requests = [SegmentRequest(arm, 0, place, 64, 4) for place, arm in enumerate((OFF, ON))]
+    rig = Rig(requests, injected={"x": 0.01})
+    clock, delay = rig.clock, rig.stepper._delay
+
+    def slow_to_return(nanoseconds: int) -> None:
+        delay(nanoseconds)
+        clock.advance(5_000)
+
+    rig.stepper._delay = slow_to_return
+    rig.run(140)
+    off, on = (taken.segment for taken in rig.taken)
+    assert 1 - off.seconds / on.seconds == pytest.approx(0.01, abs=1e-4)
+
+
 def test_both_ends_of_a_segment_wait_for_the_device() -> None:
     fences: list[int] = []
     rig = Rig([SegmentRequest(OFF, 0, 0, 4, 2)], fence=lambda: fences.append(rig.clock.now_ns))

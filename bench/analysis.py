@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.intervals import contrasts, interval, rounds_of, throughput
+from bench.contrasts import contrasts, rounds_of
+from bench.intervals import interval, throughput
 from bench.records import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, ExactCounts, Interval, Measurement, Segment, Throughput
 
 COUNT_KINDS = ("syncs", "operations", "copies", "allocations")

@@ -20,7 +20,8 @@ import numpy as np
 from scipy.stats import mannwhitneyu, ttest_ind
 from tabulate import tabulate
 
-from bench.intervals import Floats, interval
+from bench.contrasts import Floats
+from bench.intervals import interval
 from bench.receipt import Receipt
 from bench.records import OFF, Verdict, log_ratio
 from bench.simulate import NOISES, STEPS, Noise, contrast, share, step_logs

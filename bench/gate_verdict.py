@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from bench import machine, outputs
 from bench.analysis import COUNT_KINDS
-from bench.intervals import contrasts, interval, throughput
+from bench.contrasts import contrasts
+from bench.intervals import interval, throughput
 from bench.plan import MIN_SEGMENT_S
 from bench.receipt import BaselineView, Receipt
 from bench.records import (

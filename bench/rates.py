@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench import rivals, trials
+from bench.contrasts import Rounds, contrasts
 from bench.gate_verdict import BASE, HEAD, Evidence, Options, judge
-from bench.intervals import Rounds, contrasts
 from bench.plant_check import PlantFound
 from bench.records import ExitCode, Verdict
 from bench.trials import Trial

@@ -250,7 +250,7 @@ class Interval:
         mde: smallest slowdown that this many units of this spread would find in 95 of 100 runs.
         n: units (rounds, or processes when there are several).
         spread: standard deviation of the contrast over units, percent.
-        estimator: "step" (median of paired steps) or "plain" (whole segments).
+        estimator: "plain" (whole segments), "middle" (the middle half of the rounds) or "step" (paired steps); see `estimates`.
         sign_flip_p: one-sided p of the sign-flip test of "no slowdown", the cross-check.
         plain_percent: the plain estimate beside it.
         p_two_sided: p of "no difference at all", either way.

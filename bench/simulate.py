@@ -17,7 +17,8 @@ from scipy.stats import binomtest
 from scipy.stats import t as t_distribution
 from tabulate import tabulate
 
-from bench.intervals import ALPHA, NOMINAL, Floats, Rounds, interval, midmean, tail_excess
+from bench.contrasts import Floats, Rounds, midmean, tail_excess
+from bench.intervals import ALPHA, NOMINAL, interval
 from bench.records import Interval, Verdict, log_ratio
 from bench.stopping import MIN_ROUNDS, SHARE_OF_BUDGET, half_width, looks
 from bench.verdict import classify

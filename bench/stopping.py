@@ -22,7 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.intervals import NOMINAL, Rounds, choose, collect, contrast_of_round, estimate_units
+from bench.contrasts import Rounds, collect, contrast_of_round
+from bench.estimates import judging
+from bench.intervals import NOMINAL
 from bench.records import ALL, OFF, ONLY, WITHOUT, Arm, Segment, log_ratio
 
 MIN_ROUNDS: Final = 8
@@ -126,5 +128,5 @@ class Watch:
 
 def half_width(rounds: Rounds) -> float:
     """Half-width in log units of the interval that would be printed; infinite below two units."""
-    found = estimate_units(choose(rounds)[1], rounds.process) if len(rounds) else None
-    return float("inf") if found is None else found.bound(NOMINAL)
+    found = judging(rounds) if len(rounds) else None
+    return float("inf") if found is None else found.estimate.bound(NOMINAL)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.analysis import analyse
+from bench.contrasts import Rounds
 from bench.plan import make_arms, rounds
 from bench.receipt import BaselineView, Receipt
 from bench.records import (
@@ -133,4 +134,14 @@ def made_receipt(
         created="2026-11-29T00:00:00Z",
         subject=made.subject,
         cycle=made.cycle,
+    )
+
+
+def made_rounds(plain: np.ndarray, step: np.ndarray | None = None, tail: np.ndarray | None = None, processes: int = 1) -> Rounds:
+    """Rounds with these contrasts, cut evenly into processes."""
+    n = len(plain)
+    none = np.empty(0)
+    process = np.arange(n) * processes // n
+    return Rounds(
+        process, plain, none if step is None else step, (np.zeros(n) if tail is None else tail) if step is not None else none
     )

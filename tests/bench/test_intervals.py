@@ -8,39 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench.intervals import (
-    NOMINAL,
-    SWITCHED,
-    Estimate,
-    Rounds,
-    choose,
-    contrasts,
-    equivalence_p,
-    estimate,
-    falls_on_few_steps,
-    holm,
-    interval,
-    midmean,
-    minimum_detectable,
-    p_over,
-    sign_flip,
-    tail_excess,
-    throughput,
-    units,
-)
+from bench.contrasts import contrasts, midmean, tail_excess
+from bench.estimates import Estimate, estimate
+from bench.intervals import NOMINAL, equivalence_p, holm, interval, minimum_detectable, p_over, sign_flip, throughput
 from bench.records import log_ratio, slowdown_percent
+from tests.bench.make import made_rounds as made
 from tests.bench.make import segment
 
 ONE = np.zeros(1, dtype=np.int64)
-
-
-def made(plain: np.ndarray, step: np.ndarray | None = None, tail: np.ndarray | None = None, processes: int = 1) -> Rounds:
-    n = len(plain)
-    none = np.empty(0)
-    process = np.arange(n) * processes // n
-    return Rounds(
-        process, plain, none if step is None else step, (np.zeros(n) if tail is None else tail) if step is not None else none
-    )
 
 
 @given(st.floats(-50, 60))
@@ -174,7 +149,7 @@ def test_processes_are_the_units_when_there_are_several() -> None:
     assert (together.n, apart.n) == (40, 4)
     # Forty rounds in four launches are four pieces of evidence, not forty.
     assert apart.high - apart.low > 3 * (together.high - together.low)
-    np.testing.assert_allclose(units(values, np.arange(40) // 10), values.reshape(4, 10).mean(1))
+    assert apart.percent == pytest.approx(slowdown_percent(values.reshape(4, 10).mean()))
 
 
 def test_rounds_are_the_units_when_launches_spread_no_more_than_they_do() -> None:
@@ -203,36 +178,6 @@ def test_fewer_than_two_units_say_nothing() -> None:
     assert estimate(np.array([0.1])) is None
     assert interval(made(np.empty(0))) is None
     assert throughput([segment("off", 0, 1.0)], "off") is None
-
-
-def test_a_cost_on_few_steps_makes_whole_segments_judge() -> None:
-    rng = np.random.default_rng(6)
-    step = rng.normal(0, 0.002, 30)
-    sparse = made(step + 0.02 + rng.normal(0, 0.01, 30), step, rng.binomial(16, 0.06, 30) / 16)
-    assert falls_on_few_steps(sparse)
-    assert choose(sparse)[0] == "plain"
-    found = interval(sparse)
-    assert found is not None
-    low = stats.ttest_1samp(sparse.plain, 0).confidence_interval(1 - 2 * SWITCHED).low
-    assert found.low == pytest.approx(slowdown_percent(low)), "it was chosen for being high"
-    noisy = made(step + rng.normal(0, 0.02, 30), step, (rng.binomial(16, 0.06, 30) - rng.binomial(16, 0.06, 30)) / 16)
-    assert choose(noisy)[0] == "step"
-
-
-def test_whole_segments_judge_where_steps_are_hardly_sharper() -> None:
-    """And at the usual error: that choice knows nothing of the effect."""
-    rng = np.random.default_rng(12)
-    plain = rng.normal(0.004, 0.01, 40)
-    level = made(plain, 0.9 * (plain - plain.mean()), np.zeros(40))
-    assert choose(level)[0] == "plain"
-    found, alone = interval(level), interval(made(plain))
-    assert found is not None
-    assert alone is not None
-    assert (found.low, found.high) == (alone.low, alone.high)
-    assert choose(made(plain, 0.7 * (plain - plain.mean()) + 0.004, np.zeros(40)))[0] == "step"
-    # Launches that differ do not hide which of the two is sharper within them.
-    apart = np.repeat([0.0, 0.3, -0.3, 0.1], 10)
-    assert choose(made(plain + apart, 0.7 * (plain - plain.mean()) + 0.004 + apart, np.zeros(40), processes=4))[0] == "step"
 
 
 def test_tails_of_exchangeable_noise_cancel() -> None:

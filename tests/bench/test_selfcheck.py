@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from bench import rivals, selfcheck, trials
+from bench.contrasts import Rounds
 from bench.gate import pairs
 from bench.gate_verdict import HEAD, Evidence, Launch
-from bench.intervals import Rounds
 from bench.plant_check import PlantFound, judge_plant, time_plant
 from bench.progress import Reporter
 from bench.rates import Noise, Report, Row, add, exit_code, make_rows, rows_of, turns

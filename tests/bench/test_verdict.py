@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.analysis import Analysis, Evidence, analyse
-from bench.intervals import collect
+from bench.contrasts import collect
 from bench.intervals import interval as interval_of
 from bench.records import ALL, OFF_AGAIN, Arm, ExitCode, Interval, Measurement, Throughput, Verdict
 from bench.verdict import Budgets, classify, judge, judge_pair, worst

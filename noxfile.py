@@ -19,6 +19,8 @@ nox.options.reuse_existing_virtualenvs = True
 
 CONSTRAINTS = ("-c", "constraints.txt")
 SOURCES = ("dflash", "bench", "tests", "noxfile.py")
+PATIENT = {"interrupt_timeout": 60.0, "terminate_timeout": 30.0}
+"""Seconds that a command gets after Ctrl-C: nox would kill it after half of one, with worktrees and workers left behind."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
@@ -66,7 +68,7 @@ def bench(session: nox.Session) -> None:
     receipt = Path(arguments[arguments.index("--out") + 1]) / "receipt.json"
     receipt.unlink(missing_ok=True)
     by_hand = not os.environ.get("CI")
-    session.run("python", "-m", "bench", "overhead", *arguments, success_codes=[0, 3] if by_hand else [0])
+    session.run("python", "-m", "bench", "overhead", *arguments, success_codes=[0, 3] if by_hand else [0], **PATIENT)
     verdict = json.loads(receipt.read_text(encoding="utf-8"))["verdict"] if receipt.exists() else "invalid"
     if verdict in ("unresolved", "slower"):
         session.warn(f"{verdict}: this run could not resolve the budget; a quieter machine or `-- --minutes 15` may")
@@ -78,14 +80,14 @@ def bench(session: nox.Session) -> None:
 def gate(session: nox.Session) -> None:
     """Is this commit slower than another one, on this machine, now?  nox -s gate -- --base REF"""
     install(session)
-    session.run("python", "-m", "bench", "gate", *session.posargs)
+    session.run("python", "-m", "bench", "gate", *session.posargs, **PATIENT)
 
 
 @nox.session
 def selfcheck(session: nox.Session) -> None:
     """How often is the harness itself wrong?"""
     install(session)
-    session.run("python", "-m", "bench", "selfcheck", *session.posargs)
+    session.run("python", "-m", "bench", "selfcheck", *session.posargs, **PATIENT)
 
 
 @nox.session

@@ -122,26 +122,31 @@ def count_difference(counts: Mapping[str, ExactCounts], arm: str) -> tuple[dict[
     """
     if not counts:
         return None, ""
-    pair = []
-    for name in (OFF, arm):
-        one = counts.get(name)
-        if one is None:
-            return None, f"exact counts of arm {name!r} are missing"
-        if not one.armed:
-            why = f": {'; '.join(one.unavailable)}" if one.unavailable else ""
-            return None, f"the counter of arm {name!r} was not armed{why}"
-        pair.append(one)
-    off, on = pair
-    if off.steps != on.steps or off.steps <= 0:
-        return None, f"arm {arm!r} was counted over {on.steps} steps, {OFF!r} over {off.steps}"
-    if set(off.ways) != set(on.ways):
-        return None, f"arm {arm!r} was counted by other ways ({', '.join(on.ways)}) than {OFF!r} ({', '.join(off.ways)})"
+    return difference(counts.get(OFF), counts.get(arm), f"arm {OFF!r}", f"arm {arm!r}")
+
+
+def difference(
+    one: ExactCounts | None, other: ExactCounts | None, name: str, other_name: str
+) -> tuple[dict[str, int | None] | None, str]:
+    """What `other` counts beyond `one`, by kind; or None and why the two cannot be compared."""
+    for counts, of in ((one, name), (other, other_name)):
+        if counts is None:
+            return None, f"exact counts of {of} are missing"
+        if not counts.armed:
+            why = f": {'; '.join(counts.unavailable)}" if counts.unavailable else ""
+            return None, f"the counter of {of} was not armed{why}"
+    assert one is not None
+    assert other is not None
+    if one.steps != other.steps or one.steps <= 0:
+        return None, f"{other_name} was counted over {other.steps} steps, {name} over {one.steps}"
+    if set(one.ways) != set(other.ways):
+        return None, f"{other_name} was counted by other ways ({', '.join(other.ways)}) than {name} ({', '.join(one.ways)})"
     added: dict[str, int | None] = {}
     for kind in COUNT_KINDS:
-        before, after = getattr(off, kind), getattr(on, kind)
+        before, after = getattr(one, kind), getattr(other, kind)
         added[kind] = None if before is None or after is None else after - before
     if added["syncs"] is None:
-        return None, f"syncs of arm {arm!r} were not counted"
+        return None, f"syncs of {other_name} were not counted"
     return added, ""
 
 

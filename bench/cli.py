@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -172,6 +173,7 @@ def run_gate(arguments: argparse.Namespace) -> int:
     from bench.progress import Reporter
     from dflash.config import load_config
 
+    check_subjects("--subject", [arguments.subject])
     options = Options(
         base=arguments.base,
         config=load_config(arguments.config, arguments.set),
@@ -246,14 +248,11 @@ def run_selfcheck(arguments: argparse.Namespace) -> int:
     """How often is the harness wrong? Identical code, known slowdowns, planted faults; rates with exact bounds."""
     from bench import selfcheck
     from bench.progress import Reporter
-    from bench.subjects import NAMES
     from dflash.config import load_config
 
     if arguments.again:
         return selfcheck.judge_again([Path(file) for file in arguments.again], arguments.out, Reporter())
-    for name in arguments.subjects:
-        if name not in NAMES:
-            raise UserError(f"--subjects {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")
+    check_subjects("--subjects", arguments.subjects)
     return selfcheck.run_selfcheck(
         load_config(arguments.config, arguments.set),
         config_path=arguments.config,
@@ -267,6 +266,15 @@ def run_selfcheck(arguments: argparse.Namespace) -> int:
         injected=selfcheck.COSTS if arguments.inject is None else arguments.inject,
         plants=not arguments.no_plants,
     )
+
+
+def check_subjects(option: str, names: Sequence[str]) -> None:
+    """Raises UserError for a subject that there is not."""
+    from bench.subjects import NAMES, no_such
+
+    for name in names:
+        if name not in NAMES:
+            raise no_such(name, option)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -291,5 +299,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
     except BrokenPipeError:
-        return 2
+        pass
+    except Exception:
+        # Python's own exit code for this would be 1, which says "over budget".
+        traceback.print_exc()
+        print("error: the harness failed; this is no verdict (exit code 2)", file=sys.stderr)
     return 2

@@ -23,6 +23,8 @@ from bench.progress import Reporter
 from bench.records import ALL, OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
 
 LIMIT_S = 600.0
+LAST_LINES = 40
+"""Of its stderr, shown on ours when it fails: its traceback."""
 _COUNTS = TypeAdapter(dict[str, ExactCounts])
 
 
@@ -91,6 +93,7 @@ class ProcessPending:
         self._errors = open(Path(self._folder.name) / "stderr", "w+", encoding="utf-8")  # noqa: SIM115
         self._started = time.monotonic()
         self._found: tuple[Mapping[str, ExactCounts], Sequence[str]] | None = None
+        self._closed = self._hung = False
         environment = dict(os.environ, PYTHONPATH=str(root))
         self._process = subprocess.Popen(
             [python, "-m", "bench.counting", str(self._answer)],
@@ -111,11 +114,7 @@ class ProcessPending:
     def wait(self, reporter: Reporter) -> None:
         if self._process.poll() is None:
             reporter.say("counting syncs, operations, copies and allocations exactly, in a process of its own")
-        try:
-            self._process.wait(max(1.0, LIMIT_S - (time.monotonic() - self._started)))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._ended()
         took = human_time(time.monotonic() - self._started)
         counts, faults = self.result()
         reporter.say(f"exact counts of {len(counts)} arms in {took}" if not faults else f"exact counts failed: {faults[0]}")
@@ -125,12 +124,26 @@ class ProcessPending:
             self._found = self._read()
         return self._found
 
+    def _ended(self) -> bool:
+        """Wait for it as long as it may take; whether it ended by itself."""
+        try:
+            self._process.wait(max(1.0, LIMIT_S - (time.monotonic() - self._started)))
+        except subprocess.TimeoutExpired:
+            self._hung = True
+            self._process.kill()
+            self._process.wait()
+        return not self._hung
+
     def _read(self) -> tuple[Mapping[str, ExactCounts], Sequence[str]]:
-        code = self._process.wait(LIMIT_S)
+        if not self._ended():
+            return {}, (f"the counting process gave no counts within {LIMIT_S:g} s",)
+        code = self._process.returncode
         self._errors.seek(0)
-        last = next((line for line in reversed(self._errors.read().splitlines()) if line.strip()), "no message")
+        lines = [line.rstrip() for line in self._errors.read().splitlines() if line.strip()]
         if code != 0:
-            return {}, (f"the counting process failed (exit code {code}): {last.strip()}",)
+            if len(lines) > 1 and not self._closed:
+                print("--- stderr of the counting process", *lines[-LAST_LINES:], "---", sep="\n", file=sys.stderr)
+            return {}, (f"the counting process failed (exit code {code}): {lines[-1].strip() if lines else 'no message'}",)
         try:
             return _COUNTS.validate_json(self._answer.read_bytes()), ()
         except (OSError, ValidationError) as error:
@@ -138,6 +151,7 @@ class ProcessPending:
 
     def close(self) -> None:
         if self._process.poll() is None:
+            self._closed = True
             self._process.kill()
             self._process.wait()
         if self._found is None:

@@ -7,6 +7,7 @@ and not within one: the launch pair is the unit of the interval.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,7 +128,7 @@ def _between(limits: tuple[int, int], value: int) -> int:
 def _order(options: Options, base: Tree, tree: Tree) -> dict[str, Any]:
     """The first message to a worker. Only settings that differ from the defaults are sent: base may not know the newest ones."""
     inject = options.inject_percent if tree.name == HEAD else 0.0
-    config = options.config.model_dump(mode="json", exclude_defaults=True)
+    config = options.config.anchored(Path.cwd()).model_dump(mode="json", exclude_defaults=True)
     if options.subject == "trainer":
         config.setdefault("data", {})["cache"] = str(_cache(options.config, base, tree))
     return {"subject": options.subject, "config": config, "inject_percent": inject, "trace_steps": 0}
@@ -175,6 +176,9 @@ def launch(
         if workers[0].cycle != workers[1].cycle:
             raise WorkerLost(f"base replays {workers[0].cycle} steps, head {workers[1].cycle}: not comparable")
         evidence.cycle = workers[0].cycle
+        if number == 0 and all(worker.versions for worker in workers):
+            other = machine.differences(workers[0].versions, workers[1].versions)
+            evidence.notes += [f"head runs on other versions than base: {', '.join(other)}"] if other else []
         found = Launch()
         evidence.launches.append(found)
         build_s = time.monotonic() - started
@@ -298,11 +302,21 @@ def compare_traces(
         evidence.incomplete.append(f"incomplete: only {len(base)} of {TRACE_STEPS} traced steps have a loss")
 
 
+def counting_code(root: Path) -> str:
+    """Digest of the code that counts: each tree counts with its own."""
+    digest = hashlib.sha256()
+    for path in (root / "bench" / "counting.py", *sorted((root / "bench" / "syncs").rglob("*.py"))):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes() if path.exists() else b"")
+    return digest.hexdigest()
+
+
 def count_both(trees: Sequence[Tree], orders: Mapping[str, Mapping[str, Any]], evidence: Evidence, reporter: Reporter) -> None:
     """Exact counts of both trees with all of their own collectors on."""
     from bench.subjects.trainer import harness_config
 
     reporter.say("counting syncs, operations, copies and allocations of both exactly")
+    evidence.counters_differ = len({counting_code(tree.root) for tree in trees}) > 1
     pending = []
     try:
         for tree in trees:

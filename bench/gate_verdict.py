@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bench import machine, outputs
-from bench.analysis import COUNT_KINDS
+from bench.analysis import difference
 from bench.contrasts import contrasts
 from bench.intervals import interval, throughput
 from bench.plan import MIN_SEGMENT_S
@@ -70,6 +70,8 @@ class Evidence:
     incomplete: list[str] = field(default_factory=list)
     not_comparable: list[str] = field(default_factory=list)
     counts: dict[str, ExactCounts] = field(default_factory=dict)
+    counters_differ: bool = False
+    """The code that counts is not the same in both trees."""
     before: MachineState | None = None
     after: MachineState | None = None
     stopped: str = ""
@@ -86,15 +88,17 @@ class Evidence:
 
 def counts_added(evidence: Evidence) -> tuple[dict[str, int | None], list[str]]:
     """What head counts more than base by kind, and why that cannot be told."""
-    base, head = evidence.counts.get(BASE), evidence.counts.get(HEAD)
-    if base is None or head is None:
+    if not evidence.counts:
         return {}, []
-    faults = [f"the counter of {one.arm} was not armed: {'; '.join(one.unavailable)}" for one in (base, head) if not one.armed]
-    if base.steps != head.steps:
-        faults.append(f"base was counted over {base.steps} steps, head over {head.steps}")
-    pairs_by_kind = {kind: (getattr(base, kind), getattr(head, kind)) for kind in COUNT_KINDS}
-    added = {kind: None if a is None or b is None else b - a for kind, (a, b) in pairs_by_kind.items()}
-    return added, faults
+    added, fault = difference(evidence.counts.get(BASE), evidence.counts.get(HEAD), BASE, HEAD)
+    if added is None:
+        return {}, [fault]
+    if evidence.counters_differ and any(added.values()):
+        changed = ", ".join(f"{more:+d} {kind}" for kind, more in added.items() if more)
+        return {}, [
+            f"base and head count with other code (bench/syncs), and counts differ ({changed}): whose doing, cannot be told"
+        ]
+    return added, []
 
 
 def memory_rise(launches: Sequence[Launch]) -> str:

@@ -1,7 +1,7 @@
 """One resident process of a gate: `python -m bench.gate_worker`, JSON lines on stdin and stdout.
 
     parent  {"subject": "trainer", "config": {...}, "inject_percent": 0, "trace_steps": 0}
-    worker  {"hello": {"protocol": 2, "root": ..., "cycle": 4, "collectors": [...], "washout": 1, "warmup": 8}}
+    worker  {"hello": {"protocol": 2, "root": ..., "cycle": 4, "collectors": [...], "washout": 1, "warmup": 8, "versions": {...}}}
     parent  {"arm": "head", "on": [...], "round": 0, "order": 1, "steps": 8, "washout": 2}   its turn, many times
     worker  {"first_step": 40, "segment": {...}}
     parent  {"stop": true}
@@ -17,11 +17,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from bench import machine
 from bench.records import Arm
 from bench.subject import SegmentRequest, Taken
 from dflash.config import Config
@@ -74,7 +76,8 @@ def serve(lines: Lines) -> None:
         subject.open()
         hello = {"cycle": subject.cycle, "washout": subject.washout, "warmup": subject.warmup}
         root = str(Path(__file__).resolve().parent.parent)
-        lines.write(hello={"protocol": PROTOCOL, "root": root, "collectors": list(subject.collectors), **hello})
+        about = {"protocol": PROTOCOL, "root": root, "versions": machine.identify().versions}
+        lines.write(hello={**about, "collectors": list(subject.collectors), **hello})
         result = subject.run(lines.requests(), lines.segment)
     finally:
         subject.close()
@@ -118,6 +121,7 @@ def main() -> int:
     sink = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     lines = Lines(sys.stdin, sink)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through every `finally`, not past them
     try:
         serve(lines)
     except UserError as error:

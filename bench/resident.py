@@ -7,9 +7,10 @@ import json
 import os
 import queue
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,9 @@ from bench.worktrees import Tree
 
 BUILD_S = 600.0
 TURN_S = 120.0
+CLOSE_S = 5.0
+LAST_LINES = 40
+"""Of a lost worker's stderr, shown on ours: its traceback."""
 
 
 class WorkerLost(Exception):
@@ -37,17 +41,22 @@ class Resident:
         self.tree = tree
         self.cycle = self.washout = self.warmup = 0
         self.collectors: tuple[str, ...] = ()
+        self.versions: dict[str, str] = {}
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         environment = dict(os.environ, PYTHONPATH=str(tree.root), PYTHONUNBUFFERED="1")
-        self._process = subprocess.Popen(
-            [tree.python, "-m", "bench.gate_worker"],
-            cwd=tree.root,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [tree.python, "-m", "bench.gate_worker"],
+                cwd=tree.root,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+            )
+        except OSError as error:
+            self._errors.close()
+            raise WorkerLost(f"{tree.name} cannot be started with {tree.python}: {error.strerror}") from None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
@@ -56,15 +65,20 @@ class Resident:
 
     def greet(self) -> None:
         """Wait until it is built. Raises WorkerLost, also when it speaks another protocol or runs another tree's code."""
-        hello = self._receive(BUILD_S)["hello"]
+        with self._understood():
+            hello = self._receive(BUILD_S)["hello"]
+            self._check(hello)
+            self.cycle, self.washout, self.warmup = int(hello["cycle"]), int(hello["washout"]), int(hello["warmup"])
+            self.collectors = tuple(hello["collectors"])
+            self.versions = dict(hello.get("versions", {}))
+
+    def _check(self, hello: Mapping[str, Any]) -> None:
         if hello["protocol"] != PROTOCOL:
             raise WorkerLost(
                 f"{self.tree.name} speaks gate protocol {hello['protocol']}, this harness {PROTOCOL}: not comparable"
             )
         if Path(hello["root"]).resolve() != self.tree.root.resolve():
             raise WorkerLost(f"{self.tree.name} ran the code in {hello['root']}, not that in {self.tree.root}")
-        self.cycle, self.washout, self.warmup = hello["cycle"], hello["washout"], hello["warmup"]
-        self.collectors = tuple(hello["collectors"])
 
     def turn(self, request: SegmentRequest) -> Taken:
         """Let it run one segment, and stand still again. Raises WorkerLost."""
@@ -78,34 +92,46 @@ class Resident:
                 "washout": request.washout,
             }
         )
-        answer = self._receive(BUILD_S if request.round < 0 else TURN_S)
-        fields = dict(answer["segment"])
-        for name in ("step_seconds", "step_tokens"):
-            fields[name] = tuple(fields[name])
-        return Taken(answer["first_step"], Segment(**fields))
+        with self._understood():
+            answer = self._receive(BUILD_S if request.round < 0 else TURN_S)
+            fields = dict(answer["segment"])
+            for name in ("step_seconds", "step_tokens"):
+                fields[name] = tuple(fields[name])
+            return Taken(int(answer["first_step"]), Segment(**fields))
 
     def finish(self) -> dict[str, Any]:
         """End the run; its result. Raises WorkerLost."""
         self._send({"stop": True})
-        result: dict[str, Any] = self._receive(TURN_S)["result"]
-        return result
+        with self._understood():
+            return dict(self._receive(TURN_S)["result"])
 
     def trace(self) -> list[tuple[int, float, float]]:
         """The answer of a worker that was asked for a trace. Raises WorkerLost."""
-        return [(int(step), float(loss), float(norm)) for step, loss, norm in self._receive(BUILD_S)["trace"]]
+        with self._understood():
+            return [(int(step), float(loss), float(norm)) for step, loss, norm in self._receive(BUILD_S)["trace"]]
 
     def close(self) -> None:
         """Make sure that it is gone; may be called at any time."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(5.0)
+        # One that still builds does not read: it is told to clean up after itself before it is killed.
+        for end in (lambda: None, self._process.terminate, self._process.kill):
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_S)
+                break
+        self._reader.join(CLOSE_S)
         self._errors.close()
+
+    @contextlib.contextmanager
+    def _understood(self) -> Iterator[None]:
+        """What a worker of another commit says need not be what this one expects. Raises WorkerLost for it."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            text = f"{type(error).__name__}: {error}"
+            raise WorkerLost(f"{self.tree.name} sent a message that this harness does not understand: {text}") from None
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -135,5 +161,7 @@ class Resident:
 
     def _last_words(self) -> str:
         self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        return lines[-1] if lines else "no message"
+        lines = [line.rstrip() for line in self._errors.read().splitlines() if line.strip()]
+        if len(lines) > 1:
+            print(f"--- stderr of {self.tree.name}", *lines[-LAST_LINES:], "---", sep="\n", file=sys.stderr)
+        return lines[-1].strip() if lines else "no message"

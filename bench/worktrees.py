@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from dflash.errors import UserError
 LOCKS = ("pyproject.toml", "constraints.txt")
 """What an environment is made from: two trees whose copies agree share one."""
 WORKER = "bench/gate_worker.py"
+PREFIX = "dflash-gate-"
+"""Of a gate's temporary folder; its process id follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,34 @@ def checked_out(reference: str, say: Callable[[str], None], root: Path = ROOT) -
     if git("cat-file", "-e", f"{identity}:{WORKER}", cwd=root) is None:
         raise NoHarness(f"base {identity[:10]} predates the harness (it has no {WORKER}): there is nothing to compare with")
     head = read_commit(root)
+    sweep(root)
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dflash-gate-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")))
         base_root = _worktree(stack, root, folder / "base", identity)
         head_root = root if head.dirty else _worktree(stack, root, folder / "head", head.id)
         python = sys.executable if _locks(base_root) == _locks(head_root) else _environment(base_root, say)
         yield Tree("base", Commit(identity), base_root, python), Tree("head", head, head_root, sys.executable)
+
+
+def sweep(root: Path) -> None:
+    """Remove the worktrees of gates that were killed before they could: a CI machine keeps its state."""
+    for line in (git("worktree", "list", "--porcelain", cwd=root) or "").splitlines():
+        place = Path(line.removeprefix("worktree "))
+        owner = place.parent.name.removeprefix(PREFIX).partition("-")[0]
+        if line.startswith("worktree ") and place.parent.name.startswith(PREFIX) and owner.isdigit() and not _runs(int(owner)):
+            git("worktree", "remove", "--force", str(place), cwd=root)
+            shutil.rmtree(place.parent, ignore_errors=True)
+    git("worktree", "prune", cwd=root)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _worktree(stack: contextlib.ExitStack, root: Path, place: Path, commit: str) -> Path:
@@ -99,7 +124,7 @@ def _environment(root: Path, say: Callable[[str], None]) -> str:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dflash-harness"
     place = cache / f"env-{_locks(root)[:16]}-{sys.version_info.major}.{sys.version_info.minor}"
     python = place / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if (place / "complete").exists():
+    if (place / "complete").exists() and python.exists():  # the Python that it was made with may be gone
         return str(python)
     say(f"gate: base needs other packages; making an environment for it in {place} (once)")
     for command in (

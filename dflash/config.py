@@ -19,6 +19,12 @@ NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+LOCAL_PATHS = (("data", "path"), ("data", "tokenizer"), ("target", "model"), ("drafter", "init"))
+"""Settings that may name a file or folder on this machine."""
+BUILT_IN = ("stdlib", "tiny-hybrid")
+"""Their values that name none."""
+
+
 class Section(BaseModel):
     """Base of every section: frozen, no unknown keys, a docstring under each field."""
 
@@ -194,6 +200,15 @@ class Config(Section):
     queue: QueueConfig = QueueConfig()
     train: TrainConfig = TrainConfig()
     observe: ObserveConfig = ObserveConfig()
+
+    def anchored(self, folder: Path) -> Config:
+        """The same with every local path that exists below `folder` made absolute, for a process that runs elsewhere."""
+        tree = self.model_dump()
+        for section, key in LOCAL_PATHS:
+            value = tree[section][key]
+            if value and value not in BUILT_IN and (folder / value).exists():
+                tree[section][key] = str((folder / value).absolute())
+        return Config.model_validate(tree)
 
     def digest(self) -> str:
         """Sixteen hex digits over every setting; a config's identity in receipts and baselines."""

@@ -37,4 +37,9 @@ def make_subject(
 
         subject = TrainerSubject(config, injected=injected, plant=plant, time_stages=time_stages)
         return subject, ProcessCounter(subject.config.model_dump(mode="json"), plants=[plant] if plant else [])
-    raise UserError(f"--subject {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")
+    raise no_such(name)
+
+
+def no_such(name: str, option: str = "--subject") -> UserError:
+    """The complaint about a subject that there is not."""
+    return UserError(f"{option} {name}: no such subject{nearest(name, NAMES)} (known: {', '.join(NAMES)})")

@@ -184,6 +184,7 @@ def test_a_counting_process_that_failed_is_5(run) -> None:  # type: ignore[no-un
         (["gate", "--config", "/dev/null", "--base", "no-such-ref"], "--base no-such-ref: no such commit here"),
         (["baseline", "recrd"], "invalid choice: 'recrd'"),
         (["selfcheck", "--config", "/dev/null", "--subjects", "spi"], "did you mean 'spin'"),
+        (["gate", "--base", "HEAD", "--subject", "spi"], "did you mean 'spin'"),
         (["syncs", "no-such-script.py"], "no such script: no-such-script.py"),
     ],
 )
@@ -211,7 +212,8 @@ def test_help_names_every_option_and_the_exit_codes(command: list[str], capsys: 
 
 
 @pytest.mark.fault
-def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) -> None:
     command = [sys.executable, "-m", "bench", "overhead", "--subject", "spin", "--minutes", "2", "--out", str(tmp_path)]
     with subprocess.Popen(
         command,
@@ -225,7 +227,7 @@ def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("measuring"):
-                process.send_signal(signal.SIGINT)
+                process.send_signal(sent)
                 break
         _, rest = process.communicate(timeout=60)
     receipt = Receipt.from_json((tmp_path / "receipt.json").read_text(encoding="utf-8"))
@@ -263,3 +265,13 @@ def test_part_of_a_measurement_posts_nothing_by_itself(monkeypatch: pytest.Monke
     environment = outputs.child_environment()
     assert "GITHUB_STEP_SUMMARY" not in environment
     assert environment["ELSE"] == "kept"
+
+
+@pytest.mark.fault
+def test_a_fault_of_the_harness_is_2_and_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's own exit code would be 1: over budget."""
+    monkeypatch.setattr("bench.baseline_command.run_list", lambda: 1 // 0)
+    assert cli.main(["baseline", "list"]) == ExitCode.USAGE
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert "no verdict" in shown

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import counting
 from bench.counting import ProcessCounter, counted_arms
 from bench.plan import make_arms
 from bench.progress import Reporter
@@ -67,3 +68,24 @@ def test_closing_ends_a_process_that_still_runs(tmp_path: Path) -> None:
     pending = counter(tmp_path, "import time; time.sleep(60)").start(ARMS)
     pending.close()
     assert pending.result()[0] == {}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_process_that_hangs_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    monkeypatch.setattr(counting, "LIMIT_S", 0.2)
+    pending = counter(tmp_path, "import time; time.sleep(60)").start(ARMS)
+    if waits:
+        pending.wait(QUIET)
+    counts, faults = pending.result()
+    pending.close()
+    assert counts == {}
+    assert faults == ("the counting process gave no counts within 0.2 s",)
+
+
+@pytest.mark.fault
+def test_the_traceback_of_a_process_that_failed_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pending = counter(tmp_path, "request['planted']").start(ARMS)
+    assert "KeyError: 'planted'" in pending.result()[1][0]
+    pending.close()
+    assert "in <module>" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gate, resident
+from bench import gate, resident, worktrees
 from bench.code import ROOT, read_commit
 from bench.gate import first_difference, gather, pairs, run_gate
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
@@ -19,8 +20,9 @@ from bench.progress import Reporter
 from bench.receipt import Receipt
 from bench.records import Commit, ExactCounts, ExitCode, Verdict
 from bench.worktrees import NoHarness, Tree, checked_out, resolve
-from dflash.config import Config
+from dflash.config import Config, load_config
 from dflash.errors import UserError
+from tests.waiting import wait_until
 
 QUIET = Reporter(quiet=True)
 SHORT = Options(base="HEAD", config=Config(), minutes=0.02, subject="spin", launches=2, min_segment_s=0.05)
@@ -124,6 +126,8 @@ def test_as_many_launches_as_the_time_and_building_allow(
         ("print(json.dumps({'error': 'the config is wrong'}))", "head refused: the config is wrong"),
         ("print(json.dumps({'hello': {'protocol': 99}}))", "speaks gate protocol 99"),
         ("print(json.dumps({'hello': {'protocol': 2, 'root': '/elsewhere'}}))", "ran the code in /elsewhere"),
+        ("print(json.dumps({'greetings': 1}))", "does not understand: KeyError: 'hello'"),
+        ("print('[1, 2]')", "does not understand: TypeError"),
     ],
 )
 def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, said: str) -> None:
@@ -131,6 +135,43 @@ def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, s
     judgement = judge(SHORT, evidence)
     assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INCOMPLETE)
     assert said in judgement.reasons[0]
+
+
+@fault
+def test_the_traceback_of_a_worker_that_crashed_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", "import os\nos.environ['planted']"), QUIET)
+    shown = capsys.readouterr().err
+    assert "--- stderr of head" in shown
+    assert "in <module>" in shown
+    assert "KeyError: 'planted'" in shown
+
+
+@fault
+def test_a_python_that_is_gone_is_a_lost_worker(tmp_path: Path) -> None:
+    tree = replace(OURS[1], python=str(tmp_path / "no-python"))
+    evidence = gather(SHORT, OURS[0], tree, QUIET)
+    assert "head cannot be started" in judge(SHORT, evidence).reasons[0]
+    assert judge(SHORT, evidence).exit_code is ExitCode.INCOMPLETE
+
+
+@fault
+def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that still builds reads no message; killed at once it would leave its folders behind."""
+    monkeypatch.setattr(resident, "CLOSE_S", 0.5)
+    body = f"""
+    import pathlib, signal
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    mark = pathlib.Path({str(tmp_path / "mark")!r})
+    mark.touch()
+    try:
+        time.sleep(60)
+    finally:
+        mark.unlink()
+    """
+    worker = resident.Resident(tree_with_worker(tmp_path / "head", body), {})
+    wait_until((tmp_path / "mark").exists)
+    worker.close()
+    assert not (tmp_path / "mark").exists()
 
 
 @fault
@@ -216,6 +257,47 @@ def test_a_counter_that_was_not_armed_is_invalid() -> None:
     assert judge(SHORT, evidence).exit_code is ExitCode.INVALID
 
 
+@fault
+@pytest.mark.parametrize(
+    ("base", "head", "said"),
+    [
+        (ExactCounts(BASE, 4, True, 0, ways=("modes",)), ExactCounts(HEAD, 4, True, 4, ways=("modes", "trace")), "other ways"),
+        (ExactCounts(BASE, 4, True, 4, ways=("modes", "trace")), ExactCounts(HEAD, 4, True, 0, ways=("modes",)), "other ways"),
+        (ExactCounts(BASE, 4, True, None), ExactCounts(HEAD, 4, True, None), "syncs of head were not counted"),
+        (None, ExactCounts(HEAD, 4, True, 0), "exact counts of base are missing"),
+        (ExactCounts(BASE, 4, True, 0), ExactCounts(HEAD, 8, True, 0), "over 8 steps"),
+    ],
+)
+def test_counts_that_cannot_be_compared_are_never_a_pass(base: ExactCounts | None, head: ExactCounts | None, said: str) -> None:
+    evidence = measured_evidence()
+    evidence.counts = {name: one for name, one in ((BASE, base), (HEAD, head)) if one is not None}
+    judgement = judge(SHORT, evidence)
+    assert judgement.exit_code is ExitCode.INVALID
+    assert said in judgement.reasons[0]
+
+
+@fault
+def test_a_rise_that_may_be_the_counters_own_is_not_blamed_on_head() -> None:
+    evidence = measured_evidence()
+    evidence.counters_differ = True
+    evidence.counts = {name: ExactCounts(name, 4, True, 0, ways=("modes",)) for name in (BASE, HEAD)}
+    assert judge(SHORT, evidence).exit_code is ExitCode.WITHIN
+    evidence.counts[HEAD] = replace(evidence.counts[HEAD], syncs=4)
+    judgement = judge(SHORT, evidence)
+    assert judgement.exit_code is ExitCode.INVALID
+    assert "other code (bench/syncs), and counts differ (+4 syncs)" in judgement.reasons[0]
+
+
+def test_the_code_that_counts_is_known_by_its_content(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "bench/syncs").mkdir(parents=True)
+        (tmp_path / name / "bench/syncs/way.py").write_text("ways = 1\n")
+    first, second = gate.counting_code(tmp_path / "a"), gate.counting_code(tmp_path / "b")
+    assert first == second
+    (tmp_path / "b/bench/syncs/way.py").write_text("ways = 2\n")
+    assert gate.counting_code(tmp_path / "b") != first
+
+
 def test_a_trainer_that_was_not_counted_is_incomplete() -> None:
     evidence = measured_evidence()
     assert judge(replace(SHORT, subject="trainer"), evidence).exit_code is ExitCode.INCOMPLETE
@@ -281,6 +363,21 @@ def test_a_clean_head_gets_a_worktree_of_its_own_and_all_are_removed(repository:
     assert not base.root.exists()
 
 
+@fault
+def test_worktrees_of_a_gate_that_was_killed_are_swept_up_and_those_of_one_that_runs_are_not(
+    repository: Path, tmp_path: Path
+) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    dead, alive = (tmp_path / f"{worktrees.PREFIX}{pid}-abc" / "base" for pid in (ended.stdout.strip(), os.getpid()))
+    for place in (dead, alive):
+        git(repository, "worktree", "add", "--detach", str(place), "HEAD")
+    with checked_out("HEAD", lambda text: None, repository):
+        pass
+    assert not dead.parent.exists()
+    assert (alive / "bench").exists()
+    assert git(repository, "worktree", "list").count("\n") == 1
+
+
 def test_a_dirty_head_is_measured_in_place_and_labelled(repository: Path) -> None:
     (repository / "README.md").write_text("changed\n")
     with checked_out("HEAD", lambda text: None, repository) as (base, head):
@@ -328,8 +425,6 @@ def test_the_parent_of_a_merge_is_the_base_of_a_pull_request_from_a_fork(reposit
 
 
 def test_an_environment_of_its_own_only_where_the_locks_differ(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench import worktrees
-
     made: list[Path] = []
     monkeypatch.setattr(worktrees, "_environment", lambda root, say: made.append(root) or "/other/python")
     (repository / "constraints.txt").write_text("torch==2.13.0\n")
@@ -372,6 +467,19 @@ def test_the_hash_of_uncommitted_changes_covers_untracked_files(repository: Path
 
 def test_outside_a_repository_nothing_can_be_named(tmp_path: Path) -> None:
     assert read_commit(tmp_path) == Commit("", dirty=True)
+
+
+def test_local_paths_of_the_config_are_those_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worktrees hold what is committed: data lies where the command was given."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chats.jsonl").touch()
+    (tmp_path / "stdlib").mkdir()
+    options = replace(SHORT, config=load_config(None, ["data.path=chats.jsonl", "target.model=Qwen/Qwen3-8B"]))
+    sent = gate._order(options, *OURS)["config"]
+    assert sent["data"]["path"] == str(tmp_path / "chats.jsonl")
+    assert sent["target"]["model"] == "Qwen/Qwen3-8B"
+    assert options.config.data.path == "chats.jsonl", "and the config is still known by what the user wrote"
+    assert "path" not in gate._order(SHORT, *OURS)["config"].get("data", {}), "the built-in corpus is no folder"
 
 
 @pytest.mark.parametrize(("same_data_code", "shares"), [(True, True), (False, False)])

@@ -124,7 +124,11 @@ def _moved(receipt: Receipt) -> list[str]:
 def _sessions(options: Options, reporter: Reporter) -> Sequence[tuple[str, Receipt]]:
     """The receipts given, or those of as many fresh launches as were asked for."""
     if options.receipts:
-        return [(path, Receipt.read(path)) for path in options.receipts]
+        given = [(path, Receipt.read(path)) for path in options.receipts]
+        again = recording.repeated(given)
+        if again:
+            raise UserError(f"--receipt: {'; '.join(again)}")
+        return given
     found = []
     with tempfile.TemporaryDirectory(prefix="dflash-sessions-") as folder:
         for number in range(options.sessions):

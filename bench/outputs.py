@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,8 +64,15 @@ def child_environment() -> dict[str, str]:
 
 
 def history_of(receipt: Receipt) -> list[tuple[str, float]]:
-    """(date, tokens/s) of the stored sessions of this machine and config, oldest first; empty when there are none."""
-    found = baselines.match(baselines.read_all(), receipt.machine, receipt.config)
+    """(date, tokens/s) of the stored sessions of this machine and config, oldest first; empty when there are none.
+
+    A broken file is told on stderr and costs the report its history, nothing else: a gate needs no baseline.
+    """
+    try:
+        found = baselines.match(baselines.read_all(), receipt.machine, receipt.config)
+    except UserError as error:
+        print(f"no history in the report: {error}", file=sys.stderr)
+        return []
     if found.status is not baselines.Status.MATCH or found.baseline is None:
         return []
     return sorted((session.date, session.tokens_per_second) for session in found.baseline.sessions)

@@ -19,6 +19,7 @@ from bench.stopping import Watch, judged
 from bench.subject import Subject
 from bench.verdict import Budgets, Judgement, judge
 from dflash.config import Config
+from dflash.errors import UserError
 
 MINUTES = 4.0
 QUICK_MINUTES = 0.75
@@ -71,6 +72,7 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
     """
     started = time.monotonic()
     names = choose_collectors(subject.collectors, options.only)
+    baselines.read_all()  # a broken file is refused now, not after minutes of measuring
     folder = outputs.choose_folder(options.out, "overhead")
     arms = make_arms(names, marginal=not options.quick, together=options.together)
     if options.together:
@@ -168,4 +170,7 @@ def _reasons(judgement: Judgement, run: Run) -> tuple[str, ...]:
 
 
 def _baseline(options: Options, this: Machine, analysis: Analysis) -> BaselineView:
-    return baselines.view(this, options.config, analysis.throughput)
+    try:
+        return baselines.view(this, options.config, analysis.throughput)
+    except UserError as error:
+        return BaselineView("missing", note=str(error))  # broken while measuring: the measurement stands

@@ -106,6 +106,8 @@ class Receipt:
             return Receipt.from_json(Path(path).read_text(encoding="utf-8"), str(path))
         except OSError as error:
             raise UserError(f"{path}: cannot read the receipt: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not a receipt: {error}") from None
 
 
 _ADAPTER: Final = TypeAdapter(Receipt)

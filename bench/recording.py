@@ -48,6 +48,8 @@ def stale(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit)
 def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit) -> list[str]:
     """Why a receipt cannot become a session of a baseline here and now; empty: it can. Pure."""
     reasons = stale(receipt, machine, config, commit)
+    if receipt.command != "overhead" or receipt.subject != "trainer":
+        reasons.append(f"it is of `{receipt.command}` on the subject {receipt.subject!r}, not of `overhead` on the trainer")
     if receipt.commit.dirty:
         reasons.append("it was measured on a tree with uncommitted changes")
     if receipt.verdict is Verdict.INVALID or receipt.exit_code in (ExitCode.INVALID, ExitCode.INCOMPLETE):
@@ -57,6 +59,18 @@ def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Comm
     for name in ("inject_percent", "plant"):
         if receipt.options.get(name):
             reasons.append(f"it was measured with {name.replace('_percent', '')} {receipt.options[name]}")
+    return reasons
+
+
+def repeated(receipts: Sequence[tuple[str, Receipt]]) -> list[str]:
+    """Receipts that are there twice, one line each: a session counts once. Pure."""
+    seen: dict[str, str] = {}
+    reasons = []
+    for where, receipt in receipts:
+        text = receipt.to_json(indent=None)
+        if text in seen:
+            reasons.append(f"{where} is the same session as {seen[text]}")
+        seen.setdefault(text, where)
     return reasons
 
 

@@ -93,3 +93,5 @@ def read(path: Path) -> Iterator[Trial]:
                     raise UserError(f"{path}:{number}: {explain(error)}; want a gates.jsonl of `bench selfcheck`") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; want a gates.jsonl of `bench selfcheck`") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {error}; want a gates.jsonl of `bench selfcheck`") from None

@@ -97,7 +97,8 @@ PLANT_HEADERS = ["planted fault", "found", "by"]
 
 def plant_rows(report: Report) -> list[list[str]]:
     """Planted faults, and what told them."""
-    return [[plant.name, "yes" if plant.found else "NO", plant.how] for plant in report.plants]
+    words = {True: "yes", False: "NO", None: "untried"}
+    return [[plant.name, words[plant.found], plant.how] for plant in report.plants]
 
 
 Table = tuple[str, list[list[str]], Sequence[str]]
@@ -123,16 +124,20 @@ def _where(report: Report) -> str:
     return "; ".join([*report.machines, human_time(report.seconds), *commits])
 
 
+def _untried(report: Report) -> list[str]:
+    return [f"INCOMPLETE: {text}" for text in report.untried]
+
+
 def to_text(report: Report) -> str:
     """The tables for a terminal."""
     tables = _tables(report, wide=False)
     parts = [f"{title}\n\n{tabulate(rows, headers, disable_numparse=True)}" for title, rows, headers in tables]
-    return "\n\n".join([*parts, _where(report)])
+    return "\n\n".join([*parts, _where(report), *_untried(report)])
 
 
 def to_markdown(report: Report) -> str:
     """The tables as Markdown."""
-    parts = ["# Self-check of the harness", _where(report) + "."]
+    parts = ["# Self-check of the harness", _where(report) + ".", *_untried(report)]
     for title, rows, headers in _tables(report, wide=True):
         flat = [header.replace("-\n", "-").replace("\n", " ") for header in headers]
         parts += [f"## {title}", tabulate(rows, flat, tablefmt="github", disable_numparse=True)]

@@ -37,7 +37,8 @@ def session(folder: Path, number: int, speed: float = 1.0, **changes: object) ->
     """A finished session's receipt as a file."""
     config = load_config("tiny.toml")
     receipt = made_receipt(identify(), ConfigRef(config.name, config.digest()), COMMIT, speed=speed)
-    receipt = replace(receipt, extra={"sentinel": {"before_s": 1.0, "after_s": 1.01}}, **changes)  # type: ignore[arg-type]
+    kept: dict[str, Any] = {"subject": "trainer", "extra": {"sentinel": {"before_s": 1.0, "after_s": 1.01}}}
+    receipt = replace(receipt, **(kept | changes))
     path = folder / f"session-{number}.json"
     path.write_text(receipt.to_json())
     return str(path)
@@ -105,7 +106,7 @@ def test_a_session_that_says_nothing_is_4_and_never_recorded(
     Path(bad).write_text(receipt.to_json())
     assert bench("compare", bad) == ExitCode.INVALID
     assert said in capsys.readouterr().out
-    assert bench("record", bad, session(here, 1), session(here, 2)) == ExitCode.USAGE
+    assert bench("record", bad, session(here, 1, 1.001), session(here, 2, 1.002)) == ExitCode.USAGE
     assert said in capsys.readouterr().err
 
 
@@ -114,7 +115,7 @@ def test_a_session_with_uncommitted_changes_may_be_compared_but_not_recorded(her
     record(here)
     dirty = replace(COMMIT, dirty=True, diff_hash="abcd")
     path = session(here, 9, commit=dirty)
-    assert bench("record", path, session(here, 1), session(here, 2)) == ExitCode.USAGE
+    assert bench("record", path, session(here, 1, 1.001), session(here, 2, 1.002)) == ExitCode.USAGE
     monkeypatch.setattr(baseline_command, "read_commit", lambda: dirty)
     assert bench("compare", path) == ExitCode.WITHIN
 
@@ -174,3 +175,27 @@ def test_in_ci_what_a_comparison_says_is_in_the_job_summary(here: Path, monkeypa
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     assert bench("compare", session(here, 8, speed=0.95)) == ExitCode.OVER
     assert summary.read_text().startswith("Baseline: OVER: ")
+
+
+@fault
+@pytest.mark.parametrize("action", ["record", "compare"])
+@pytest.mark.parametrize("changes", [{"command": "gate"}, {"subject": "spin"}])
+def test_only_sessions_of_the_trainers_overhead_count(
+    here: Path, action: str, changes: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hashed blocks a second, or head with all collectors on, are no tokens per second of `off`."""
+    record(here)
+    kept = (here / "baselines" / identify().key / "tiny.json").read_text()
+    code = bench(action, *(session(here, number, 1 + 0.001 * number, **changes) for number in range(3)))
+    assert code == (ExitCode.USAGE if action == "record" else ExitCode.INVALID)
+    shown = capsys.readouterr()
+    assert "not of `overhead` on the trainer" in shown.out + shown.err
+    assert (here / "baselines" / identify().key / "tiny.json").read_text() == kept
+
+
+@fault
+def test_a_session_counts_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = session(here, 0)
+    assert bench("record", one, session(here, 1, 1.001), one) == ExitCode.USAGE
+    assert "session-0.json is the same session as" in capsys.readouterr().err
+    assert not (here / "baselines").exists()

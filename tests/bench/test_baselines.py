@@ -236,7 +236,7 @@ def test_a_file_in_another_machines_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_receipt_becomes_a_session() -> None:
-    clean = replace(receipt(), commit=Commit("abc"), machine=HERE, config=CONFIG)
+    clean = replace(receipt(), commit=Commit("abc"), machine=HERE, config=CONFIG, subject="trainer")
     assert recording.unusable(clean, HERE, CONFIG, Commit("abc")) == []
     session = recording.session_of(clean)
     assert session.tokens_per_second == 1000.0
@@ -257,10 +257,12 @@ def test_a_receipt_becomes_a_session() -> None:
         ({"throughput": None}, "holds no throughput"),
         ({"options": {"inject_percent": 2.0}}, "measured with inject 2.0"),
         ({"options": {"plant": "item"}}, "measured with plant item"),
+        ({"subject": "spin"}, "not of `overhead` on the trainer"),
+        ({"command": "gate"}, "not of `overhead` on the trainer"),
     ],
 )
 def test_an_unusable_receipt(changes: dict[str, Any], reason: str) -> None:
-    clean = replace(receipt(), commit=Commit("abc"), machine=HERE, config=CONFIG)
+    clean = replace(receipt(), commit=Commit("abc"), machine=HERE, config=CONFIG, subject="trainer")
     reasons = recording.unusable(replace(clean, **changes), HERE, CONFIG, Commit("abc"))
     assert len(reasons) == 1
     assert reason in reasons[0]

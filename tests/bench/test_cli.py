@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli, outputs, subjects
+from bench import baselines, cli, outputs, subjects
 from bench.code import ROOT
 from bench.receipt import Receipt
 from bench.records import ExactCounts, ExitCode
 from bench.subject import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
+from tests.bench.scenes import within
 
 fault = pytest.mark.fault
 
@@ -275,3 +276,33 @@ def test_a_fault_of_the_harness_is_2_and_no_verdict(monkeypatch: pytest.MonkeyPa
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown
     assert "no verdict" in shown
+
+
+@pytest.mark.fault
+def test_a_broken_baseline_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.overhead.measure", lambda *arguments, **named: pytest.fail("measured"))
+    broken_baselines(tmp_path, monkeypatch)
+    assert cli.main(["overhead", "--subject", "spin", "--out", str(tmp_path / "out")]) == ExitCode.USAGE
+    assert "x.json:1: not valid JSON" in capsys.readouterr().err
+
+
+@pytest.mark.fault
+def test_a_baseline_that_breaks_meanwhile_costs_the_history_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gate needs no baseline; another machine's broken file must not take its answer away."""
+    broken_baselines(tmp_path, monkeypatch)
+    receipt = within()
+    outputs.write_all(receipt, tmp_path)
+    assert (tmp_path / "report.html").exists()
+    assert "x.json:1: not valid JSON" in capsys.readouterr().err
+
+
+def broken_baselines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = folder / "baselines" / "machine"
+    place.mkdir(parents=True)
+    (place / "x.json").write_text("{")
+    real = baselines.read_all
+    monkeypatch.setattr(baselines, "read_all", lambda root=None: real(folder / "baselines"))

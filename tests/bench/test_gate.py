@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gate, resident, worktrees
+from bench import code, gate, resident, worktrees
 from bench.code import ROOT, read_commit
 from bench.gate import first_difference, gather, pairs, run_gate
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
@@ -463,6 +463,31 @@ def test_the_hash_of_uncommitted_changes_covers_untracked_files(repository: Path
     assert second.dirty
     assert first.diff_hash != second.diff_hash
     assert first == replace(first, diff_hash=first.diff_hash)
+
+
+def test_changes_that_are_no_utf_8_have_a_hash_too(repository: Path) -> None:
+    (repository / "latin.txt").write_bytes(b"caf\xe9\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "latin")
+    hashes = set()
+    for text in (b"th\xe9\n", b"t\xe9\n"):
+        (repository / "latin.txt").write_bytes(text)
+        (repository / os.fsdecode(b"n\xe9w.txt")).write_bytes(text)
+        hashes.add(read_commit(repository).diff_hash)
+    assert len(hashes) == 2
+
+
+@fault
+@pytest.mark.parametrize("silent", ["status", "diff"])
+def test_where_git_does_not_tell_what_changed_the_tree_is_dirty_and_like_no_other(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    (repository / "README.md").write_text("changed\n")
+    real = code.git_bytes
+    monkeypatch.setattr(code, "git_bytes", lambda *words, cwd: None if words[0] == silent else real(*words, cwd=cwd))
+    first, second = read_commit(repository), read_commit(repository)
+    assert first.dirty
+    assert first.diff_hash != second.diff_hash
 
 
 def test_outside_a_repository_nothing_can_be_named(tmp_path: Path) -> None:

@@ -155,11 +155,16 @@ def test_the_base_first_order_takes_each_side_from_its_half() -> None:
 @pytest.mark.parametrize(
     ("report", "code"),
     [
-        (Report([Row("spin", GATE_MINUTES, 0.0)]), ExitCode.INCOMPLETE),
+        (Report([Row("spin", GATE_MINUTES, 0.0)], untried=["no gate of spin was measured and judged"]), ExitCode.INCOMPLETE),
         (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})]), ExitCode.WITHIN),
+        (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})], untried=["interrupted"]), ExitCode.INCOMPLETE),
         (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 1, "over": 1})]), ExitCode.OVER),
-        (Report([Row("spin", GATE_MINUTES, 0.0, runs=1, verdicts={"invalid": 1})]), ExitCode.INCOMPLETE),
+        (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"over": 1})], untried=["interrupted"]), ExitCode.OVER),
+        (Report([Row("spin", GATE_MINUTES, 2.0, runs=2, verdicts={"within": 1, "over": 1})]), ExitCode.OVER),
+        (Report([Row("spin", GATE_MINUTES, 1.0, runs=2, verdicts={"within": 1, "slower": 1})]), ExitCode.WITHIN),
+        (Report([Row("spin", GATE_MINUTES, 5.0, runs=1, verdicts={"slower": 1})]), ExitCode.WITHIN),
         (Report([], [PlantFound("item", True, "+4 syncs")]), ExitCode.WITHIN),
+        (Report([], [PlantFound("item", True, "+4 syncs"), PlantFound("busy_loop", None, "no time")]), ExitCode.INCOMPLETE),
         (Report([], [PlantFound("item", False, "nothing changed")]), ExitCode.OVER),
     ],
 )
@@ -245,12 +250,15 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     monkeypatch.setattr(selfcheck.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(selfcheck, "check_plants", lambda *arguments: [PlantFound("item", True, "+4 syncs")])
 
-    def run(code: ExitCode = ExitCode.WITHIN, **changes: Any) -> list[float]:
+    def run(code: ExitCode = ExitCode.WITHIN, broken: str = "", interrupted_at: int = -1, **changes: Any) -> list[float]:
         asked: list[float] = []
 
         def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
+            if len(asked) == interrupted_at:
+                raise KeyboardInterrupt
             asked.append(inject_percent)
-            return replace(trial(inject_percent, subject, seed=seed), minutes=minutes)
+            made = replace(trial(inject_percent, subject, seed=seed), minutes=minutes)
+            return replace(made, incomplete=("head died",)) if subject == broken else made
 
         monkeypatch.setattr(selfcheck, "try_gate", try_gate)
         settings: dict[str, Any] = {"minutes": 8, "subjects": ("spin",), "gate_minutes": GATE_MINUTES, "seed": 0} | changes
@@ -295,6 +303,38 @@ def test_a_second_check_into_the_same_folder_goes_on_from_there(check: Callable[
 
 
 @pytest.mark.fault
-def test_gates_of_an_earlier_check_do_not_excuse_one_that_measured_nothing(check: Callable[..., list[float]]) -> None:
+def test_gates_of_an_earlier_check_do_not_excuse_one_that_measured_nothing(
+    check: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check(plants=False)
     assert check(ExitCode.INCOMPLETE, minutes=0.1, plants=False) == []
+    assert "INCOMPLETE: no gate of spin was measured and judged" in capsys.readouterr().out
+
+
+@pytest.mark.fault
+def test_one_subject_whose_gates_all_fail_is_not_hidden_by_another(
+    check: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(ExitCode.INCOMPLETE, subjects=("spin", "trainer"), broken="trainer")
+    assert "INCOMPLETE: no gate of trainer was measured and judged" in capsys.readouterr().out
+
+
+@pytest.mark.fault
+def test_an_interrupted_check_is_not_green(check: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(check(ExitCode.INCOMPLETE, interrupted_at=3)) == 3
+    shown = capsys.readouterr().out
+    assert "INCOMPLETE: interrupted" in shown
+    assert "0 of 2" in shown
+
+
+@pytest.mark.fault
+def test_planted_faults_for_which_no_time_is_left_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import plant_check
+    from bench.planted import COUNTED, PLANTED
+
+    monkeypatch.setattr(plant_check, "count_plants", lambda config, names: [PlantFound(name, True, "+1") for name in names])
+    monkeypatch.setattr(plant_check, "time_plant", lambda *arguments: pytest.fail("there was no time"))
+    found = plant_check.check_plants(Config(), "x.toml", [], -1.0, Reporter(quiet=True))
+    assert {plant.name for plant in found if plant.found is None} == set(PLANTED) - set(COUNTED)
+    assert len(found) == len(PLANTED)
+    assert "untried" in to_text(Report([], found))

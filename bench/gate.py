@@ -19,6 +19,7 @@ from bench import machine, outputs
 from bench.code import ROOT, git, read_commit
 from bench.counting import ProcessCounter
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
+from bench.gpu_watch import GpuWatch
 from bench.losses import LossCheck, check_losses
 from bench.measure import INTERRUPTED, PILOT_CYCLES, typical_step
 from bench.plan import human_time, size
@@ -99,7 +100,7 @@ def _gather(evidence: Evidence, options: Options, base: Tree, head: Tree, report
         _launch_all(options, trees, orders, evidence, reporter)
     except WorkerLost as error:
         evidence.incomplete.append(str(error))
-    evidence.after = machine.read_state()
+    evidence.after = machine.with_seen(machine.read_state(), evidence.seen)
 
 
 def _launch_all(
@@ -221,6 +222,7 @@ def _take_turns(
             f"up to {sizing.rounds} rounds of four turns in each launch, about {human_time(options.time_s)} in all"
         )
     taken: dict[str, list[Taken]] = {BASE: [], HEAD: []}
+    gpus = GpuWatch()
     began = time.monotonic()
     reporter.begin("measuring")
     try:
@@ -235,8 +237,10 @@ def _take_turns(
                 request = SegmentRequest(arms[name], index, place, sizing.steps, washout)
                 item = by_name[name].turn(request)
                 taken[name].append(replace(item, segment=replace(item.segment, process=number)))
+            gpus.look(now=index == 0)
     finally:
         reporter.end()
+        evidence.seen += gpus.seen
     _close_launch(workers, evidence, found, taken)
 
 

@@ -16,6 +16,7 @@ from bench.records import (
     ConfigRef,
     ExactCounts,
     ExitCode,
+    GpuState,
     Interval,
     MachineState,
     Segment,
@@ -74,6 +75,8 @@ class Evidence:
     """The code that counts is not the same in both trees."""
     before: MachineState | None = None
     after: MachineState | None = None
+    seen: list[GpuState] = field(default_factory=list)
+    """GPUs between two rounds."""
     stopped: str = ""
     notes: list[str] = field(default_factory=list)
 

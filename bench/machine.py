@@ -18,6 +18,7 @@ import platform
 import re
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -261,10 +262,25 @@ def _listing(folder: Path) -> list[Path]:
     return []
 
 
+def with_seen(after: MachineState, seen: Iterable[GpuState]) -> MachineState:
+    """The state after a run with the worst that was seen of each GPU during it: reasons joined, most strangers. Pure."""
+    worst = {gpu.index: gpu for gpu in after.gpus}
+    for gpu in seen:
+        if gpu.index in worst:
+            one = worst[gpu.index]
+            counts = [count for count in (one.foreign_processes, gpu.foreign_processes) if count is not None]
+            worst[gpu.index] = replace(
+                one,
+                throttle_reasons=tuple(dict.fromkeys((*one.throttle_reasons, *gpu.throttle_reasons))),
+                foreign_processes=max(counts, default=None),
+            )
+    return replace(after, gpus=tuple(worst.values()))
+
+
 def unfit(before: MachineState | None, after: MachineState | None) -> list[str]:
     """Why what was measured between two states cannot be trusted, one line each; empty: fit. Pure."""
     reasons = []
-    for when, state in (("before", before), ("after", after)):
+    for when, state in (("before", before), ("during or after", after)):
         for gpu in state.gpus if state else ():
             bad = [name for name in gpu.throttle_reasons if name in UNFIT_REASONS]
             if bad:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from bench import machine
+from bench.gpu_watch import GpuWatch
 from bench.intervals import throughput
 from bench.losses import check_losses
 from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, size
@@ -47,6 +48,7 @@ class Conductor:
     sizing: Sizing | None = None
     rounds_done: int = 0
     stopped: str = ""
+    gpus: GpuWatch = field(default_factory=GpuWatch)
 
     def on_segment(self, item: Taken) -> None:
         if self.sizing is None:
@@ -86,6 +88,7 @@ class Conductor:
                 self._show(sizing, number, place, arm, elapsed)
                 yield SegmentRequest(arm, number, place, sizing.steps, sizing.washout)
             self.rounds_done = number + 1
+            self.gpus.look(now=number == 0)
             self.stopped = self._enough(sizing, self.clock() - started)
             if self.stopped:
                 return
@@ -166,7 +169,7 @@ def measure(
             result = subject.run(conductor.requests(), conductor.on_segment)
         except (Exception, KeyboardInterrupt) as error:
             faults.append(_fault(error, conductor))
-        after = machine.read_state()
+        after = machine.with_seen(machine.read_state(), conductor.gpus.seen)
         sentinel = Sentinel(standing, run_sentinel(subject.devices))
     finally:
         subject.close()

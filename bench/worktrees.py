@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from bench.code import ROOT, git, read_commit
@@ -19,6 +20,8 @@ from dflash.errors import UserError
 
 LOCKS = ("pyproject.toml", "constraints.txt")
 """What an environment is made from: two trees whose copies agree share one."""
+EXTRAS = {"cuda": "flash-linear-attention", "cupti": "cupti-python", "tensorboard": "tensorboard"}
+"""A package by which an environment with that extra is known."""
 WORKER = "bench/gate_worker.py"
 PREFIX = "dflash-gate-"
 """Of a gate's temporary folder; its process id follows."""
@@ -73,7 +76,10 @@ def checked_out(reference: str, say: Callable[[str], None], root: Path = ROOT) -
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")))
         base_root = _worktree(stack, root, folder / "base", identity)
         head_root = root if head.dirty else _worktree(stack, root, folder / "head", head.id)
-        python = sys.executable if _locks(base_root) == _locks(head_root) else _environment(base_root, say)
+        python = sys.executable
+        if _locks(base_root) != _locks(head_root):
+            check_installed(head_root)
+            python = _environment(base_root, say)
         yield Tree("base", Commit(identity), base_root, python), Tree("head", head, head_root, sys.executable)
 
 
@@ -115,6 +121,38 @@ def _locks(root: Path) -> str:
     return digest.hexdigest()
 
 
+def check_installed(head: Path) -> None:
+    """Head wants other packages than base, and runs in this environment: are they here?
+
+    Raises:
+        UserError: naming those that are not, and the command that installs them.
+    """
+    wrong = []
+    with contextlib.suppress(OSError):
+        for line in (head / "constraints.txt").read_text(encoding="utf-8").splitlines():
+            name, _, wanted = line.partition("==")
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                found = metadata.version(name.strip()) if wanted else ""
+                if found.partition("+")[0] != wanted.strip().partition("+")[0]:
+                    wrong.append(f"{name.strip()} is {found}, not {wanted.strip()}")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(
+            f"gate: head's constraints.txt differs from base's, and this environment is not made from it: {', '.join(wrong[:3])}"
+            f"{more}; install it: python -m pip install -c constraints.txt -e '.[bench]'"
+        )
+
+
+def extras() -> str:
+    """The extras that this environment has: base gets the same, or it would be slower for want of a kernel."""
+    found = ["bench"]
+    for extra, package in EXTRAS.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            metadata.version(package)
+            found.append(extra)
+    return ",".join(found)
+
+
 def _environment(root: Path, say: Callable[[str], None]) -> str:
     """A virtual environment for a tree whose locks differ from ours; kept, by what it was made from.
 
@@ -122,14 +160,15 @@ def _environment(root: Path, say: Callable[[str], None]) -> str:
         UserError: pip failed, with its last line.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dflash-harness"
-    place = cache / f"env-{_locks(root)[:16]}-{sys.version_info.major}.{sys.version_info.minor}"
+    with_extras = extras()
+    place = cache / f"env-{_locks(root)[:16]}-{sys.version_info.major}.{sys.version_info.minor}-{with_extras.replace(',', '-')}"
     python = place / ("Scripts" if os.name == "nt" else "bin") / "python"
     if (place / "complete").exists() and python.exists():  # the Python that it was made with may be gone
         return str(python)
     say(f"gate: base needs other packages; making an environment for it in {place} (once)")
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(place)],
-        [str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt", ".[bench]"],
+        [str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt", f".[{with_extras}]"],
         [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "dflash-harness"],
     ):
         done = subprocess.run(command, cwd=root, capture_output=True, text=True)

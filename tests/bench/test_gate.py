@@ -438,6 +438,32 @@ def test_an_environment_of_its_own_only_where_the_locks_differ(repository: Path,
     assert len(made) == 1
 
 
+@fault
+def test_packages_that_head_wants_and_this_environment_lacks_are_named(repository: Path) -> None:
+    """Else both sides would run the old ones, and a bump that was never measured would be `within`."""
+    (repository / "constraints.txt").write_text("numpy==0.1\nno-such-package-here==1\n# a remark\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "other packages")
+    with pytest.raises(UserError, match=r"numpy is \d.*, not 0\.1; install it: python -m pip install"):
+        with checked_out("HEAD^1", lambda text: None, repository):
+            pass
+    assert git(repository, "worktree", "list").count("\n") == 0
+
+
+def test_base_gets_the_extras_that_head_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    have = {"flash-linear-attention"}
+
+    def version(name: str) -> str:
+        if name not in have:
+            raise worktrees.metadata.PackageNotFoundError
+        return "1"
+
+    monkeypatch.setattr(worktrees.metadata, "version", version)
+    assert worktrees.extras() == "bench,cuda"
+    have.clear()
+    assert worktrees.extras() == "bench"
+
+
 def test_changes_made_while_a_dirty_head_is_measured_are_noticed(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from bench import machine
-from bench.records import GpuState, MachineState
+from bench.gpu_watch import GpuWatch
+from bench.measure import measure
+from bench.plan import make_arms
+from bench.progress import Reporter
+from bench.records import ALL, GpuState, MachineState
+from bench.stopping import Watch, judged
+from bench.subjects.spin import Noise, SpinSubject
 
 GPUS = [("NVIDIA RTX PRO 6000", "aaaa"), ("NVIDIA RTX PRO 6000", "bbbb")]
 
@@ -207,10 +213,10 @@ def after(**changes: Any) -> MachineState:
         ({"throttled_s": 8.0}, "the CPU quota held us back 40% of the time"),
         (
             {"gpus": (replace(GPU, throttle_reasons=("hardware thermal slowdown",)),)},
-            "GPU 0 was throttled after measuring: hardware",
+            "GPU 0 was throttled during or after measuring: hardware",
         ),
         ({"gpus": (replace(GPU, throttle_reasons=("hardware power brake",)),)}, "hardware power brake"),
-        ({"gpus": (replace(GPU, foreign_processes=2),)}, "GPU 0 was shared with 2 other process(es) after measuring"),
+        ({"gpus": (replace(GPU, foreign_processes=2),)}, "GPU 0 was shared with 2 other process(es) during or after measuring"),
         ({"gpus": ()}, "the number of GPUs changed while measuring, 1 to 0"),
     ],
 )
@@ -247,3 +253,68 @@ def test_differences_of_versions() -> None:
         "torch 2.12 -> 2.13",
         "triton absent -> 3",
     ]
+
+
+# -- between two segments ------------------------------------------------------------------------------------------------------
+
+
+def loaded(**changes: Any) -> GpuState:
+    return replace(GpuState(0, foreign_processes=0), **changes)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (
+            loaded(throttle_reasons=("hardware thermal slowdown",)),
+            "throttled during or after measuring: hardware thermal slowdown",
+        ),
+        (loaded(foreign_processes=2), "shared with 2 other process(es) during or after measuring"),
+    ],
+)
+def test_what_comes_and_goes_under_load_is_unfit(seen: GpuState, reason: str) -> None:
+    """Afterwards the GPU is idle: reasons are gone, and so is the stranger."""
+    before, then = replace(START, gpus=(loaded(),)), after(gpus=(loaded(throttle_reasons=("idle",)),))
+    assert machine.unfit(before, machine.with_seen(then, [loaded()])) == []
+    (found,) = machine.unfit(before, machine.with_seen(then, [loaded(), seen, loaded()]))
+    assert reason in found
+    assert machine.with_seen(then, [loaded(index=7)]) == then
+
+
+def test_gpus_are_looked_at_now_and_then_and_without_one_once() -> None:
+    now, looks, gpus = [0.0], list[float](), False
+
+    def read() -> list[GpuState]:
+        looks.append(now[0])
+        return [loaded()] if gpus else []
+
+    for gpus, wanted in ((True, [0.0, 10.0, 20.0]), (False, [0.0])):
+        looks.clear()
+        watch = GpuWatch(read, lambda: now[0])
+        for step in range(50):
+            now[0] = 0.5 * step
+            watch.look()
+        assert looks == wanted
+        assert len(watch.seen) == (len(wanted) if gpus else 0)
+
+
+@pytest.mark.fault
+def test_a_run_that_was_throttled_in_its_middle_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    hot = loaded(throttle_reasons=("hardware slowdown",))
+    monkeypatch.setattr("bench.measure.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot))
+    monkeypatch.setattr(machine, "read_state", lambda: replace(START, gpus=(loaded(),)))
+    subject = SpinSubject({"a": 0.0}, noise=Noise(step=0.001, slow=0.0))
+    arms = make_arms(("a",))
+    run = measure(
+        subject,
+        arms,
+        ("a",),
+        seed=0,
+        time_s=5.0,
+        watch=Watch(judged(arms, ("a",)), {"a": 1.0, ALL: 1.0}, 8),
+        reporter=Reporter(quiet=True),
+        clock=subject.clock_s,
+    )
+    found = machine.unfit(run.measurement.before, run.measurement.after)
+    assert found == ["GPU 0 was throttled during or after measuring: hardware slowdown"]

@@ -24,9 +24,10 @@ PATIENT = {"interrupt_timeout": 60.0, "terminate_timeout": 30.0}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
-def install(session: nox.Session, *extra: str) -> None:
-    """The project with its bench extra, and what else the session needs."""
-    session.install(*CONSTRAINTS, "-e", ".[bench]", *extra)
+def install(session: nox.Session, *libraries: str) -> None:
+    """The project with its bench extra, those that DFLASH_EXTRAS names (`cuda`, on a GPU), and what else the session needs."""
+    extras = ",".join(["bench", *os.environ.get("DFLASH_EXTRAS", "").split()])
+    session.install(*CONSTRAINTS, "-e", f".[{extras}]", *libraries)
     session.env.update(OFFLINE)
 
 

@@ -1,4 +1,4 @@
-"""When to stop measuring: precision stopping on the intervals of the contrasts, one rule for all commands.
+"""When to stop measuring: precision stopping on the intervals of the contrasts.
 
 At a few looks (8, 12, 18, 27, ... rounds, each 1.5 times the last) the rule asks of every contrast that is judged: is the
 half-width of its 90% interval at most a third of its budget? It stops when all say yes, when the time is up, or when the last

@@ -62,7 +62,10 @@ def test_complete(receipt: Receipt, known: Any, missing: list[str]) -> None:
 
 
 def test_resolved(receipt: Receipt) -> None:
-    """What the run could not tell: expected on a noisy machine, never counted as passed. `--bench-strict` fails it."""
+    """What the run could not tell: expected on a noisy machine, never counted as passed.
+
+    With `--bench-strict` the arms' own tests fail.
+    """
     open_costs = [c for c in (*receipt.collectors, receipt.all) if c and c.verdict in (Verdict.SLOWER, Verdict.UNRESOLVED)]
     if open_costs:
         pytest.xfail(f"not resolved:\n{face.cost_table(open_costs)}")

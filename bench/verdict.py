@@ -1,4 +1,4 @@
-"""Pure: intervals, counts and faults in, verdict and exit code out (DESIGN section 6).
+"""Pure: intervals, counts and faults in, verdict and exit code out (docs/judging.md).
 
 Exact counts are compared exactly and need no statistics; timing is judged by its bounds. Passing needs every collector within
 its budget (intersection-union: no correction for their number); blaming one, as over its budget or as slower at all, needs

@@ -96,29 +96,47 @@ def test_the_configs_load(config: str) -> None:
 
 @pytest.mark.parametrize("job", ["gate", "nightly"])
 def test_each_command_is_one(job: str) -> None:
-    """nox has the session, and the harness takes the arguments."""
-    judged = []
+    """nox has the session, the harness takes the arguments, and each environment has been made by then."""
+    judged, made = [], set[str]()
     for text in runs(job):
-        words = shlex.split(text.replace("${{ matrix.config }}", CPU[2]))
-        if "nox" in words and "-s" in words:
-            session = words[words.index("-s") + 1]
-            assert session in nox_sessions()
-            build_parser().parse_args([COMMAND_OF[session], *words[words.index("--") + 1 :]])
-            judged.append(session)
-        elif words[1:3] == ["-m", "bench"]:
-            assert words[0] == ".nox/bench/bin/python", "an environment that an earlier step has made"
-            build_parser().parse_args(words[3:])
-            judged.append(words[3])
-        elif words[1:3] == ["-m", "pytest"]:
-            options = [word for word in words[4:] if word.startswith("--")]
-            known = (ROOT / "bench" / "conftest.py").read_text()
-            assert options
-            assert all(f'"{option}"' in known for option in options if option.startswith("--bench-"))
-            assert (ROOT / words[3]).exists()
-            judged.append("pytest")
-        else:
-            assert words == ["python", "-m", "pip", "install", "nox"], f"no check for {text!r}"
+        for command in text.replace("${{ matrix.config }}", CPU[2]).split(" && "):
+            words = shlex.split(command)
+            if words[1:3] == ["-m", "nox"]:
+                session = words[words.index("-s") + 1]
+                assert session in nox_sessions()
+                made.add(f".nox/{session}/bin/python")
+                if "--" in words:
+                    build_parser().parse_args([COMMAND_OF[session], *words[words.index("--") + 1 :]])
+                    judged.append(session)
+                else:
+                    assert words[words.index("-s") + 2 :] == ["--install-only"]
+            elif words[1:3] == ["-m", "bench"]:
+                assert words[0] in made
+                build_parser().parse_args(words[3:])
+                judged.append(words[3])
+            elif words[1:3] == ["-m", "pytest"]:
+                assert words[0] in made
+                options = [word for word in words[4:] if word.startswith("--bench-")]
+                known = (ROOT / "bench" / "conftest.py").read_text()
+                assert options
+                assert all(f'"{option}"' in known for option in options)
+                assert (ROOT / words[3]).exists()
+                judged.append("pytest")
+            else:
+                assert words == ["python", "-m", "pip", "install", "nox"], f"no check for {command!r}"
     assert judged == {"gate": ["gate"], "nightly": ["bench", "pytest", "selfcheck", "baseline"]}[job]
+
+
+@pytest.mark.parametrize(("result", "green"), [("success", True), ("failure", False), ("cancelled", False), ("skipped", False)])
+def test_one_check_stands_for_all_gates(result: str, green: bool) -> None:
+    """A matrix has other jobs for a fork, so none of them can be required."""
+    job = jobs()["verdict"]
+    assert job["needs"] == "gate"
+    assert job["if"].startswith("always()")
+    assert job["name"] == "gate"
+    (step,) = job["steps"]
+    assert step["env"] == {"RESULT": "${{ needs.gate.result }}"}
+    assert (subprocess.run(["bash", "-ec", step["run"]], env={"RESULT": result}).returncode == 0) is green
 
 
 def test_the_tests_are_run_as_the_readme_says() -> None:

@@ -57,21 +57,33 @@ W&B's own sampling of the GPUs is off while the `gpu` collector is on at the sta
 
 ## One more collector
 
-A file in `dflash/observe/collectors/`, its class in `COLLECTORS` of `dflash/observe/registry.py`, its tests, and this page made
-anew. Every key it reports is declared in `metrics`; `sample` runs in the monitor's thread, makes no CUDA call, waits for nothing
-and reads only what workers wrote for it.
+A file in `dflash/observe/collectors/`, its class in `COLLECTORS` of `dflash/observe/registry.py`, its name in the default of
+`observe.collectors` (`dflash/config.py`) if it shall be on unless somebody switches it off, its tests, and this page made anew.
+Every key it reports is declared in `metrics`; `sample` runs in the monitor's thread, makes no CUDA call, waits for nothing and
+reads only what workers wrote for it.
 
 ```python
-class Heartbeat(Collector):
-    name = "heartbeat"
-    metrics = (Metric("heartbeat/{worker}_s", "s", "instant", "time since the last finished batch", "the worker's counters"),)
+from dflash.observe.collectors.base import Collector
+from dflash.observe.metric import Metric
+
+
+class Strides(Collector):
+    name = "strides"
+    metrics = (Metric("strides/{worker}_steps", "steps", "delta", "steps begun since the last sample", "the worker's step"),)
+
+    def reset(self):
+        self.before = {}
 
     def sample(self, now_ns):
-        return {f"heartbeat/{one.role}-{one.index}_s": age_s(one, now_ns) for one in self.sources.recorders}
+        now = {f"strides/{one.role}-{one.index}_steps": one.step for one in self.sources.recorders}
+        before, self.before = self.before, now
+        return {key: step - before[key] for key, step in now.items() if key in before}
 ```
 
-What it costs shows in `python -m bench overhead --only heartbeat`: seconds per token, exact counts of host syncs, and its own
-time as a share of the step.
+What it needs from a worker's path is written there behind a switch of one attribute, which `throw` sets, and priced in
+`instruments`; without that the accounted cost leaves the path out. What it costs shows in
+`python -m bench overhead --only strides`: seconds per token, exact counts of host syncs, and its own time as a share of the time
+that it was on.
 """
 
 

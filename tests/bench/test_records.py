@@ -62,7 +62,7 @@ def test_round_trip() -> None:
 
 
 def test_the_contract_of_the_receipt() -> None:
-    """Readers rely on these keys: DESIGN section 6."""
+    """Readers rely on these keys."""
     tree = json.loads(receipt().to_json())
     assert next(iter(tree)) == "schema"
     assert tree["schema"] == "dflash-bench/receipt/1"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dflash
+from dflash.device import Device
 from dflash.observe.metric import Metric, MetricIndex
 from dflash.observe.metrics_page import render
+from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.registry import COLLECTORS, FAMILIES, METRICS
+from tests.observe.parts import sources
 
 DESIGN_KEYS = """
 profile/target.model_forward_ms profile/target.pack_hidden_ms profile/target.cpu_copy_enqueue_ms profile/drafter.queue_get_ms
@@ -40,6 +45,22 @@ def test_a_key_that_nobody_declared_has_none() -> None:
 def test_the_page_is_the_registrys() -> None:
     page = Path(dflash.__file__).parents[1] / "docs" / "metrics.md"
     assert page.read_text(encoding="utf-8") == render(), "python -m dflash.observe.metrics_page > docs/metrics.md"
+
+
+def test_the_pages_example_of_a_collector_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", render(), flags=re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    made = sources()
+    worker = WorkerRecorder("drafter", 1, Device("cpu"))
+    made.recorders.append(worker)
+    strides = scope["Strides"](made)
+    strides.switch(True)
+    assert strides.begin(0) == {}
+    worker.step = 7
+    found = strides.sample(1)
+    assert found == {"strides/drafter-1_steps": 7}
+    assert all(MetricIndex(strides.metrics).find(key) is not None for key in found)
 
 
 def test_keys_and_names_are_unique() -> None:

@@ -62,7 +62,7 @@ def classify(found: Interval, budget_percent: float) -> Verdict:
     """The verdict of one interval against one budget. `within` wins over `slower`: a proven small cost is within."""
     slower = found.low > 0 and flip_agrees(found)
     if found.high < budget_percent:
-        return Verdict.WITHIN if plain_agrees(found, budget_percent) else Verdict.UNRESOLVED
+        return Verdict.WITHIN if plain_agrees(found, budget_percent) and precise(found, budget_percent) else Verdict.UNRESOLVED
     if found.low > budget_percent and slower:
         return Verdict.OVER
     return Verdict.SLOWER if slower else Verdict.UNRESOLVED
@@ -71,6 +71,14 @@ def classify(found: Interval, budget_percent: float) -> Verdict:
 def flip_agrees(found: Interval) -> bool:
     """The sign-flip test also calls it slower, or has too few units to say so."""
     return found.sign_flip_p is None or found.n < FLIP_REACH or found.sign_flip_p <= ALPHA
+
+
+def precise(found: Interval, budget_percent: float) -> bool:
+    """The bound lies no further above the estimate than the budget is wide.
+
+    Else it is under the budget only because the estimate is far below zero, which no cost is: the luck of a noisy run.
+    """
+    return found.high - found.percent <= budget_percent
 
 
 def plain_agrees(found: Interval, budget_percent: float) -> bool:
@@ -283,6 +291,8 @@ def _judge_timing(
         if accounted is not None and accounted > budget_percent:
             return Verdict.SLOWER, [f"its own code takes {accounted:.2f}% of the step, budget {budget_percent:g}%"]
         return verdict, [f"at most {isolated.high:.2f}%, budget {budget_percent:g}%"]
+    if isolated.high < budget_percent and not precise(isolated, budget_percent):
+        return verdict, [f"not resolved: {_range(isolated)} is under the budget by luck, as no cost is below zero"]
     if isolated.high < budget_percent:
         return verdict, [
             f"not resolved: middle steps lose at most {isolated.high:.2f}%, but whole segments {isolated.plain_percent:.2f}%: "

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,13 @@ def nox_session(words: list[str], folder: Path) -> None:
     assert words[words.index("-s") + 1] in nox_sessions()
 
 
+def install(words: list[str], folder: Path) -> None:
+    """What CI's own environment is made of: the lock, and the project with an extra that it has."""
+    assert (ROOT / words[words.index("-c") + 1]).exists()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert words[words.index("-e") + 1].removeprefix(".[").removesuffix("]") in project["optional-dependencies"]
+
+
 def pytest_face(words: list[str], folder: Path) -> None:
     assert (ROOT / "bench" / "conftest.py").exists()
 
@@ -113,6 +121,7 @@ RUNNERS = {
     "python -m bench": checked_elsewhere,
     "python -m nox": nox_session,
     "python -m pip install nox && python -m nox": nox_session,
+    "python -m pip install -c": install,
     "pytest bench/": pytest_face,
 }
 

@@ -45,7 +45,7 @@ def test_nothing_is_slower_unless_the_sign_flip_agrees() -> None:
 
 @pytest.mark.fault
 def test_within_needs_a_run_that_could_have_said_otherwise() -> None:
-    """Under the budget only for an estimate that no cost can have: six runs of a noisy machine give one of those."""
+    """Under the budget only for an estimate that no cost can have."""
     assert classify(interval(-3.7, -7.4, 0.48), 0.5) is Verdict.UNRESOLVED
     assert classify(interval(-0.1, -0.5, 0.3), 0.5) is Verdict.WITHIN
     # A ceiling takes the estimate down to the bound with it, and is precise by itself.

@@ -18,7 +18,7 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
 
 CONSTRAINTS = ("-c", "constraints.txt")
-SOURCES = ("dflash", "bench", "tests", "noxfile.py")
+SOURCES = ("steptime", "dflash", "bench", "tests", "noxfile.py")
 PATIENT = {"interrupt_timeout": 60.0, "terminate_timeout": 30.0}
 """Seconds that a command gets after Ctrl-C: nox would kill it after half of one, with worktrees and workers left behind."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}

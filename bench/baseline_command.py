@@ -19,7 +19,7 @@ from bench.records import ConfigRef, ExitCode, Verdict
 from bench.sentinel import Sentinel
 from bench.verdict import CODES
 from dflash.config import Config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

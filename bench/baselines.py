@@ -27,7 +27,7 @@ from bench.records import STRICT, ConfigRef, ExitCode, Machine, Throughput, Verd
 from bench.stored import line_of
 from bench.stored import parse as parse_stored
 from dflash.config import Config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 SCHEMA: Final = "dflash-bench/baseline/1"
 ROOT: Final = Path(__file__).resolve().parent.parent / "baselines"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from dflash.errors import UserError, nearest
+from steptime.errors import UserError, nearest
 
 COMMANDS = ("overhead", "gate", "baseline", "selfcheck", "syncs")
 DEFAULT_CONFIG = "configs/cpu-tiny.toml"

@@ -26,7 +26,7 @@ from bench.receipt import Receipt
 from bench.records import OFF, Verdict, log_ratio
 from bench.simulate import NOISES, STEPS, Noise, contrast, share, step_logs
 from bench.verdict import classify
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 PAIRS: Final = 20
 """Segments of each side."""

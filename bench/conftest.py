@@ -19,7 +19,7 @@ from bench import baselines, code, face, machine, recording
 from bench.receipt import Receipt
 from bench.records import ALL, OFF, ConfigRef, Machine
 from dflash.config import Config, load_config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 HERE = Path(__file__).parent
 REQUIRE_CUDA = "BENCH_REQUIRE_CUDA"

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from bench.baselines import Baseline, Comparison
 from bench.receipt import Receipt
 from bench.records import ALL, OFF, ONLY, Cost, Machine, Verdict
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 SCHEMA: Final = "dflash-bench/pytest/1"
 BLOCK: Final = "dflash_bench"

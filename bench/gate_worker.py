@@ -27,7 +27,7 @@ from bench import machine
 from bench.records import Arm
 from bench.subject import SegmentRequest, Taken
 from dflash.config import Config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 PROTOCOL = 2
 

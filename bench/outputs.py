@@ -10,7 +10,7 @@ from pathlib import Path
 from bench import baselines
 from bench.receipt import Receipt
 from bench.report import html, markdown
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 DEFAULT_ROOT = Path("bench-out")
 SUMMARY = "GITHUB_STEP_SUMMARY"

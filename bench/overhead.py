@@ -19,7 +19,7 @@ from bench.stopping import Watch, judged
 from bench.subject import Subject
 from bench.verdict import Budgets, Judgement, judge
 from dflash.config import Config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 MINUTES = 4.0
 QUICK_MINUTES = 0.75

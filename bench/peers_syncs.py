@@ -28,8 +28,8 @@ from tabulate import tabulate
 
 from bench.syncs.count import count_syncs
 from bench.syncs.difference import Counts
-from dflash.host_memory import staged
-from dflash.observe.sync_scope import WORK
+from steptime.host_memory import staged
+from steptime.syncs.scopes import WORK
 
 STEPS, WARMUP = 4, 2
 HIDDEN, VOCAB, BATCH, CONTEXT, BLOCK, TAPS = 64, 256, 2, 64, 8, 4

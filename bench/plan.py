@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.records import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, Arm
 from bench.stopping import MIN_ROUNDS
-from dflash.errors import UserError, nearest
+from steptime.errors import UserError, nearest
 
 MIN_SEGMENT_S = 0.01
 """As a rule a segment is one cycle of batches: a machine's noise is slow, so the sooner both arms have had their turn, the more

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from dflash.device import Device
-from dflash.errors import UserError, nearest
-from dflash.host_memory import staging
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
+from steptime.errors import UserError, nearest
+from steptime.host_memory import staging
 
 if TYPE_CHECKING:
     from dflash.pipeline.drafter_worker import StepHooks

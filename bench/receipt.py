@@ -24,7 +24,7 @@ from bench.records import (
     Verdict,
 )
 from bench.stored import parse
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 SCHEMA: Final = "dflash-bench/receipt/1"
 

@@ -26,7 +26,7 @@ from bench.baselines import (
 )
 from bench.receipt import Receipt
 from bench.records import Commit, ConfigRef, ExitCode, Machine, Verdict
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 def stale(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit) -> list[str]:

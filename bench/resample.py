@@ -26,7 +26,7 @@ from bench.records import Verdict, log_ratio, slowdown_percent
 from bench.simulate import Cost, share
 from bench.trials import Trial
 from bench.verdict import classify
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 COSTS = (
     Cost(),

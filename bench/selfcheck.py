@@ -28,7 +28,7 @@ from bench.report.rates import to_json, to_markdown, to_text
 from bench.trials import Trial
 from bench.worktrees import Tree
 from dflash.config import Config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 MINUTES = 20.0
 COSTS = (1.0, 2.0, 5.0)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from dflash.errors import UserError, nearest
+from steptime.errors import UserError, nearest
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from bench.gate_verdict import HEAD, Evidence, Launch
 from bench.records import STRICT, MachineState, Segment
 from bench.stored import explain
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.code import ROOT, git, read_commit
 from bench.records import Commit
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 LOCKS = ("pyproject.toml", "constraints.txt")
 """What an environment is made from: two trees whose copies agree share one."""

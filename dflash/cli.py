@@ -12,7 +12,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 # Typer carries a copy of click in some releases and uses the package in others; the class is the base of its own errors.
 _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")  # type: ignore[assignment, misc]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dflash.errors import UserError, nearest
+from steptime.errors import UserError, nearest
 
 Dtype = Literal["float32", "bfloat16"]
 Positive = Annotated[int, Field(gt=0)]

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from dflash.errors import UserError
-from dflash.host_memory import staging
+from steptime.errors import UserError
+from steptime.host_memory import staging
+from steptime.syncs.scopes import DEVICE, EVENT, note_wait
 
 
 class _CpuEvent:
@@ -30,7 +31,7 @@ class _CpuEvent:
         return True
 
     def synchronize(self) -> None:
-        pass
+        note_wait(EVENT)
 
 
 class Device:
@@ -67,6 +68,8 @@ class Device:
         """Wait for all work. Only at the ends of a run and of a measured segment, inside `allowed_sync`."""
         if self.is_cuda:
             torch.cuda.synchronize(self.torch)
+        else:
+            note_wait(DEVICE)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -18,9 +18,9 @@ import torch
 from dflash.decode.drafter_state import DrafterState
 from dflash.decode.sampling import Sampler
 from dflash.decode.target_state import TargetState
-from dflash.errors import UserError
 from dflash.models.drafter import Drafter
 from dflash.models.target import Target
+from steptime.errors import UserError
 
 GREEDY = Sampler()
 

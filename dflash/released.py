@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from dflash.errors import UserError
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TargetInfo
+from steptime.errors import UserError
 
 if TYPE_CHECKING:
     from dflash.models.optimizer import FlatParameters

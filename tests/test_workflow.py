@@ -15,7 +15,7 @@ import yaml
 
 from bench.cli import build_parser
 from dflash.config import load_config
-from dflash.errors import UserError
+from steptime.errors import UserError
 from tests.test_readme import nox_sessions
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from bench.acceptance.recipe import Recipe
 from bench.cli import Parser
 from dflash.data.prepare import Fields
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 EPILOG = """exit codes:
   0 the goal is reached and every prompt's text is the target's own    1 not    2 usage error"""

@@ -13,8 +13,8 @@ from dflash.data.conversations import load_samples
 from dflash.data.corpus import ensure_stdlib
 from dflash.data.prepare import Fields, convert
 from dflash.data.tokenizer import read_tokenizer, train_tokenizer
-from dflash.errors import UserError
 from dflash.types import Sample
+from steptime.errors import UserError
 
 
 @dataclass(frozen=True)

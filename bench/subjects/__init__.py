@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash.errors import UserError, nearest
+from steptime.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from bench.counting import Counter

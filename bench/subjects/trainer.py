@@ -205,7 +205,7 @@ class TrainerSubject:
         gc.collect()
 
     def _fence(self) -> None:
-        from dflash.observe.sync_guard import allowed_sync
+        from dflash.observe.syncs import allowed_sync
 
         trainer = self.trainer
         assert trainer is not None
@@ -319,7 +319,7 @@ class CudaMarks:
 
     def end(self, steps: int) -> tuple[float, tuple[float, ...]]:
         """All work came to its end before the last mark, so this waits for the mark alone."""
-        from dflash.observe.sync_guard import allowed_sync
+        from dflash.observe.syncs import allowed_sync
 
         events = self._events
         with allowed_sync("end of a measured segment"):
@@ -346,7 +346,7 @@ class GpuDelay:
             return
         import torch
 
-        from dflash.observe.sync_guard import allowed_sync
+        from dflash.observe.syncs import allowed_sync
 
         cycles = 10_000_000
         first, second = self._device.event(timing=True), self._device.event(timing=True)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.syncs.difference import Counts
 from bench.syncs.way import Notes, carried, required
-from dflash.observe.sync_scope import Scope
+from steptime.syncs.scopes import Scope
 
 DEVICE_KEYS = {
     "num_device_alloc": "device malloc",

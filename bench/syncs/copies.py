@@ -17,8 +17,8 @@ import torch
 
 from bench.syncs.difference import Counts
 from bench.syncs.way import Notes, carried, required
-from dflash.observe.sync_rules import is_gapped
-from dflash.observe.sync_scope import Scope
+from steptime.syncs.rules import is_gapped
+from steptime.syncs.scopes import Scope
 
 PAGEABLE, GAPPED = "pageable copy", "gapped copy"
 

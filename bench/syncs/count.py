@@ -22,8 +22,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bench.syncs.difference import Counts, counts_table
-from dflash.observe.sync_guard import summed, watched
-from dflash.observe.sync_scope import WORK, Ledger, Scope
+from steptime.syncs.counting import summed, watched
+from steptime.syncs.scopes import WORK, Ledger, Scope
 
 MAIN = "main"
 

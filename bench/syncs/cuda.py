@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager
 from bench.syncs.allocator import AllocatorWay
 from bench.syncs.copies import CopiesWay
 from bench.syncs.gpu_trace import BLOCK, CREATION, RECORD, GpuTraceWay
-from dflash.device import Device
-from dflash.observe.sync_guard import CountingScopes
-from dflash.observe.sync_scope import WORK, Key, Scope
+from steptime.syncs.counting import CountingScopes, WorkerDevice
+from steptime.syncs.scopes import WORK, Key, Scope
 
 FREE = frozenset({RECORD})
 """Kinds that cost nothing worth a gate: recording an event never waits, and event pairs are what `profile` is made of."""
@@ -48,11 +47,11 @@ class CudaScopes(CountingScopes):
         if not self.unavailable:
             self._trace.attach()
 
-    def enter(self, role: str, device: Device | None = None) -> AbstractContextManager[Scope]:
+    def enter(self, role: str, device: WorkerDevice | None = None) -> AbstractContextManager[Scope]:
         return self._entered(role, device)
 
     @contextlib.contextmanager
-    def _entered(self, role: str, device: Device | None) -> Iterator[Scope]:
+    def _entered(self, role: str, device: WorkerDevice | None) -> Iterator[Scope]:
         with contextlib.ExitStack() as stack:
             scope = stack.enter_context(super().enter(role, device))
             if not self.unavailable:

@@ -16,7 +16,7 @@ import torch
 
 from bench.syncs.difference import Counts
 from bench.syncs.way import Notes, Unavailable, carried, required
-from dflash.observe.sync_scope import Scope
+from steptime.syncs.scopes import Scope
 
 SYNCS = {
     "cuCtxSynchronize": "context synchronize",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from dflash.observe.sync_scope import WORK, Place
+from steptime.syncs.scopes import WORK, Place
 
 Counts = dict[tuple[str, str, Place], int]
 """(role, kind, place) -> number of events."""

@@ -31,7 +31,7 @@ _BOUNDARY = """
 On CUDA a tensor says itself where it lives. On the CPU the modes draw the line so, inside a worker's scope:
 
 - `Device.torch` is `cpu:0`, and plain `cpu` means the host. A device tensor's `.device` says `cpu:0`.
-- Host memory is what `Device.pinned` and `dflash.host_memory.staging` made, what a factory made without `device=`, what came from
+- Host memory is what `Device.pinned` and `host_memory.staging` made, what a factory made without `device=`, what came from
   numpy, and what a copy to the host left. Everything else is on the device. A view is where its base is.
 - A move across the line copies, as it does on a GPU. Values do not change, so losses stay equal bit for bit; a test holds that.
 - `copy_(..., non_blocking=True)` and `.to(device, non_blocking=True)` between device and pinned memory wait for nothing; the

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.syncs.difference import Counts
 from bench.syncs.way import Notes
 from dflash.device import Device
-from dflash.observe.sync_scope import Ledger, Scope, entered
+from steptime.syncs.scopes import Ledger, Scope, entered
 
 if TYPE_CHECKING:
     from dflash.config import Config

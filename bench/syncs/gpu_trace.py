@@ -15,7 +15,7 @@ import torch
 
 from bench.syncs.difference import Counts
 from bench.syncs.way import Notes, carried, required
-from dflash.observe.sync_scope import Scope
+from steptime.syncs.scopes import Scope
 
 DEVICE, STREAM, EVENT = "device sync", "stream sync", "event sync"
 BLOCK, RECORD, CREATION = "allocator block", "event record", "event creation"

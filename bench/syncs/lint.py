@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.syncs.difference import Counts
-from dflash.observe.sync_scope import Place
+from steptime.syncs.scopes import Place
 
 ROLE = "source"
 METHODS = {

@@ -10,8 +10,8 @@ import torch
 
 from bench.syncs.difference import Counts
 from dflash.device import Device
-from dflash.observe.sync_guard import CountingScopes
-from dflash.observe.sync_scope import Scope
+from steptime.syncs.counting import CountingScopes
+from steptime.syncs.scopes import Scope
 
 
 class ModesWay:

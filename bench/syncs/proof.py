@@ -22,8 +22,8 @@ from bench.syncs.difference import Counts, Row, difference
 from dflash.config import Config
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
-from dflash.observe.sync_guard import CountingScopes
-from dflash.observe.sync_scope import (
+from steptime.syncs.counting import CountingScopes
+from steptime.syncs.scopes import (
     ALLOCATION,
     BYTES_TO_DEVICE,
     BYTES_TO_HOST,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.syncs.count import SyncCount, count_syncs
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 def build_parser() -> argparse.ArgumentParser:

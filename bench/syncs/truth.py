@@ -24,7 +24,7 @@ from bench.syncs.cuda import is_sync, plain
 from bench.syncs.difference import Counts
 from bench.syncs.way import Way
 from dflash.device import Device
-from dflash.host_memory import staging
+from steptime.host_memory import staging
 
 SIZE = 4
 

@@ -10,8 +10,8 @@ from typing import Protocol
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.syncs.difference import Counts
-from dflash.observe.sync_guard import summed
-from dflash.observe.sync_scope import Key, Ledger, Scope, calling_place, current_scope, entered
+from steptime.syncs.counting import summed
+from steptime.syncs.scopes import Key, Ledger, Scope, calling_place, current_scope, entered
 
 
 class Way(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash.config import Config, load_config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 if TYPE_CHECKING:
     import torch

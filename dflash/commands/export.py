@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash.config import Config, load_config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 if TYPE_CHECKING:
     from dflash.released import Trained

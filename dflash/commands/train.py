@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dflash.config import Config, load_config
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +45,8 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
     from dflash.data.prepare import list_skipped
     from dflash.observe.observer import Observer, check_collectors
     from dflash.observe.roles import RoleMap
-    from dflash.observe.sync_guard import NO_SCOPES, GuardScopes, Scopes
+    from dflash.observe.syncs import NO_SCOPES, Scopes
+    from dflash.observe.syncs.guard import GuardScopes
     from dflash.pipeline import summary
     from dflash.pipeline.build import prepare_inputs
     from dflash.pipeline.supervisor import WorkerFailed

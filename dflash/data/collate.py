@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from dflash.data.dataset import Dataset
-from dflash.host_memory import staged, staging
 from dflash.models.blocks import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
 from dflash.models.target import DocumentRows
 from dflash.types import Batch, BatchSpec
+from steptime.host_memory import staged, staging
 
 PADDING_DOCUMENT = np.iinfo(np.int32).max
 """Document id of padding in packed rows: equal to no document's, and after them all."""

@@ -20,7 +20,7 @@ from dflash.data.files import Progress
 from dflash.data.messages import conversation_of, inline_reasoning
 from dflash.data.template import BadSample, ChatRenderer, Rendered
 from dflash.data.tokenizer import load_tokenizer
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

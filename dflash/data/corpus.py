@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dflash.data.files import Progress, atomic_folder
 from dflash.data.tokenizer import CHAT_TEMPLATE, train_tokenizer
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 FORMAT = 1
 """Raised when what is written changes, so that an older cache is not taken for the new one."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 def sync(file: IO) -> None:

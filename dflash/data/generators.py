@@ -12,7 +12,7 @@ from typing import Any
 
 from dflash.data.regenerate import Answer, Prompt
 from dflash.data.template import BadSample, ChatRenderer
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 RETRIES = 4
 RETRY_FIRST_S = 0.5

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from dflash.errors import UserError
 from dflash.types import BatchSpec
+from steptime.errors import UserError
 
 _SEED_BITS = 0x7FFF_FFFF_FFFF_FFFF
 

@@ -11,7 +11,7 @@ from typing import Any
 from dflash.data.conversations import Row, data_files, read_rows
 from dflash.data.files import Progress, atomic_text
 from dflash.data.template import BadSample
-from dflash.errors import UserError, nearest
+from steptime.errors import UserError, nearest
 
 
 @dataclass(frozen=True)

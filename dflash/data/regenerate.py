@@ -21,7 +21,7 @@ from dflash.data.conversations import data_files, read_rows
 from dflash.data.files import Progress, atomic_text, sync
 from dflash.data.messages import conversation_of, normalise
 from dflash.data.template import BadSample, Message, has_text
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

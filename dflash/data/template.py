@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 Message = dict[str, Any]
 Span = tuple[int, int]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -12,7 +12,7 @@ import numpy as np
 from dflash.data.conversations import Row, data_files, read_rows, token_ids_of
 from dflash.data.messages import conversation_of, inline_reasoning
 from dflash.data.template import BadSample, ChatRenderer, Message
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from dflash.decode.rows import kept_columns, padding_mask, take_columns
-from dflash.errors import UserError
 from dflash.models.target import Target, stack_taps
+from steptime.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from dflash.config import DrafterConfig
-from dflash.errors import UserError
 from dflash.models.attention import Attention, Places, prepare
 from dflash.models.blocks import scored_slots, slot_positions
 from dflash.models.stack import Limits, Stack, StackFunction
 from dflash.models.target import TargetInfo
+from steptime.errors import UserError
 
 if TYPE_CHECKING:
     from dflash.models.optimizer import FlatParameters

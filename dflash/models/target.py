@@ -17,7 +17,6 @@ from torch import nn
 
 from dflash.config import TargetConfig
 from dflash.device import Device, torch_dtype
-from dflash.errors import UserError
 from dflash.models.documents import DocumentRows
 from dflash.models.target_info import (
     LOADING,
@@ -30,6 +29,7 @@ from dflash.models.target_info import (
     resolve_mask_token,
     tiny_config,
 )
+from steptime.errors import UserError
 
 __all__ = [
     "TINY",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dflash.config import DrafterConfig, TargetConfig
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 TINY = "tiny-hybrid"
 # Rows of the families' embeddings that no tokenizer uses and that the published drafters mask with.

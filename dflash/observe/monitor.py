@@ -15,7 +15,7 @@ from dflash.observe.collectors.base import Collector
 from dflash.observe.metric import Metric
 from dflash.observe.outbox import SinkThread
 from dflash.observe.sinks.base import Row, RowKind
-from dflash.observe.sync_guard import NO_SCOPES, Scopes
+from dflash.observe.syncs import NO_SCOPES, Scopes
 from dflash.observe.window import FlushWindow
 
 logger = logging.getLogger("dflash.observe")

@@ -13,7 +13,6 @@ from typing import Any
 
 from dflash.config import ObserveConfig
 from dflash.device import Device
-from dflash.errors import UserError, nearest
 from dflash.observe.accounting import SHARED, Account
 from dflash.observe.bottleneck import find_bottleneck
 from dflash.observe.collectors.base import Collector, Sources
@@ -25,7 +24,8 @@ from dflash.observe.registry import COLLECTORS, FAMILIES, METRICS
 from dflash.observe.roles import Role, RoleMap
 from dflash.observe.sinks.base import Sink
 from dflash.observe.sinks.jsonl import JsonlSink
-from dflash.observe.sync_guard import Scopes
+from dflash.observe.syncs import Scopes
+from steptime.errors import UserError, nearest
 
 logger = logging.getLogger("dflash.observe")
 _LATE = 4096

@@ -13,11 +13,11 @@ from dflash.data.conversations import data_files, load_samples, read_rows, unkno
 from dflash.data.dataset import Dataset
 from dflash.data.tokenizer import load_tokenizer
 from dflash.device import Device, check_devices, torch_dtype
-from dflash.errors import UserError
 from dflash.models.blocks import BlockGeometry
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TargetInfo, inspect_target, load_target, resolve_mask_token
 from dflash.released import check_same, load_released, warm_start
+from steptime.errors import UserError
 
 if TYPE_CHECKING:
     from dflash.models.target import Target

@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dflash.data.plan import Plan
-from dflash.errors import UserError
 from dflash.types import BatchSpec
+from steptime.errors import UserError
 
 SCHEMA = "dflash-checkpoint/1"
 _NAME = re.compile(r"step-(\d{8})")

@@ -13,7 +13,7 @@ import torch
 from dflash.config import TrainConfig
 from dflash.device import Device
 from dflash.models.objective import gather_teacher
-from dflash.observe.sync_guard import mark_step
+from dflash.observe.syncs import mark_step
 from dflash.pipeline.exchange import ExchangeClosed, GradientExchange, Share
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue
 from dflash.pipeline.schedule import learning_rate

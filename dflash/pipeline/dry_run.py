@@ -12,11 +12,11 @@ import torch
 
 from dflash.config import Config
 from dflash.data.tokenizer import load_tokenizer
-from dflash.errors import UserError
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
 from dflash.pipeline.build import prepare_inputs
 from dflash.pipeline.known_targets import KNOWN_TARGETS
+from steptime.errors import UserError
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _GB = 1e9

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash.device import Device
-from dflash.observe.sync_guard import mark_step
+from dflash.observe.syncs import mark_step
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
 from dflash.types import Batch
 

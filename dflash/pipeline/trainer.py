@@ -15,10 +15,9 @@ from dflash.config import Config
 from dflash.data.collate import Collator
 from dflash.data.plan import EpochPlan, Plan
 from dflash.data.prefetch import BatchPrefetcher
-from dflash.errors import UserError
 from dflash.observe.observer import Observer
 from dflash.observe.scalars import LateScalars
-from dflash.observe.sync_guard import NO_SCOPES, Scopes, allowed_sync, mark_step
+from dflash.observe.syncs import NO_SCOPES, Scopes, allowed_sync, mark_step
 from dflash.pipeline import checkpoint
 from dflash.pipeline.build import Inputs, build_replica, load_targets, threads_per_worker
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica, StepHooks
@@ -30,6 +29,7 @@ from dflash.pipeline.supervisor import Supervisor
 from dflash.pipeline.target_worker import TargetWorker
 from dflash.pipeline.warmup import warm_up
 from dflash.types import Batch, BatchSpec
+from steptime.errors import UserError
 
 _JOIN_S = 5.0
 _POLL_S = 0.1

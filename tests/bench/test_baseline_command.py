@@ -15,7 +15,7 @@ from bench.machine import describe, identify
 from bench.receipt import Receipt
 from bench.records import Commit, ConfigRef, ExitCode
 from dflash.config import load_config
-from dflash.errors import UserError
+from steptime.errors import UserError
 from tests.bench.make import made_receipt
 
 fault = pytest.mark.fault

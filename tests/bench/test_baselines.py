@@ -18,7 +18,7 @@ from bench import baselines, machine, recording
 from bench.baselines import Baseline, Session, Status
 from bench.records import Commit, ConfigRef, ExitCode, Machine, Throughput, Verdict
 from dflash.config import load_config
-from dflash.errors import UserError
+from steptime.errors import UserError
 from tests.bench.test_records import receipt
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from bench import compare_judges
 from bench.compare_judges import OTHERS, OURS, OURS_OVER, OURS_WITHIN, main, recorded, simulated, tally
 from bench.records import Commit, ConfigRef, Machine
 from bench.simulate import NOISES
-from dflash.errors import UserError
+from steptime.errors import UserError
 from tests.bench.make import made_receipt
 
 RUNS = 150

@@ -21,7 +21,7 @@ from bench.receipt import Receipt
 from bench.records import Commit, ExactCounts, ExitCode, Verdict
 from bench.worktrees import NoHarness, Tree, checked_out, resolve
 from dflash.config import Config, load_config
-from dflash.errors import UserError
+from steptime.errors import UserError
 from tests.waiting import wait_until
 
 QUIET = Reporter(quiet=True)

@@ -16,7 +16,7 @@ from bench.stopping import MIN_ROUNDS, Watch, judged
 from bench.subject import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
 from bench.verdict import judge
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 QUIET = Noise(step=0.004, slow=0.004)
 

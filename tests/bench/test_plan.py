@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.plan import MIN_SEGMENT_S, choose_collectors, human_time, make_arms, one_round, rounds, size
 from bench.records import ALL, OFF, OFF_AGAIN
 from bench.stopping import MIN_ROUNDS
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 SIX = ("profile", "gpu", "pipeline", "workers", "batch", "cuda")
 

@@ -23,7 +23,7 @@ from bench.records import (
     Throughput,
     Verdict,
 )
-from dflash.errors import UserError
+from steptime.errors import UserError
 from tests.bench.make import counts, interval, measurement
 
 

@@ -25,7 +25,7 @@ from bench.report.rates import share, to_json, to_markdown, to_text
 from bench.selfcheck import COSTS, judge_again, run_selfcheck
 from bench.trials import Trial
 from dflash.config import Config
-from dflash.errors import UserError
+from steptime.errors import UserError
 from tests.bench.make import segment
 
 GATE_MINUTES = 0.5

@@ -18,7 +18,7 @@ from bench.subject import SegmentRequest, SubjectResult, Taken
 from bench.subjects.trainer import Standstill, TrainerSubject, harness_config, typical_window
 from dflash.config import Config
 from dflash.data.plan import EpochPlan
-from dflash.errors import UserError
+from steptime.errors import UserError
 from tests.pipeline.run import small_config
 
 ON = frozenset({"profile", "pipeline", "workers", "batch"})

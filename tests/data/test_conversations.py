@@ -15,7 +15,7 @@ from dflash.data.conversations import load_samples
 from dflash.data.encode import Encoder, token_bytes, token_mask
 from dflash.data.messages import conversation_of
 from dflash.data.template import BadSample, Rendered
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 CHAT = {"conversations": [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "the quick brown fox"}]}
 

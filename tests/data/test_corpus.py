@@ -14,7 +14,7 @@ from dflash.data import corpus
 from dflash.data.conversations import open_data
 from dflash.data.corpus import Function, ensure_stdlib, functions_of, read_library
 from dflash.data.tokenizer import load_tokenizer, read_tokenizer, train_tokenizer
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 SOURCE = '''
 import os

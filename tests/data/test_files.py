@@ -5,7 +5,7 @@ import os
 import pytest
 
 from dflash.data.files import Progress, atomic_folder, atomic_text
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 
 def test_text_appears_whole_or_not_at_all(tmp_path):

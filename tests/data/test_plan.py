@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.data.plan import CyclePlan, EpochPlan, anchor_seed
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 BUCKETS = (16, 32, 64)
 lengths = st.lists(st.integers(1, 64), min_size=1, max_size=80)

@@ -8,7 +8,7 @@ import typer
 
 from dflash.commands import prepare as command
 from dflash.data.prepare import Fields, convert, list_skipped
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 FIELDS = Fields(("question",), "answer")
 

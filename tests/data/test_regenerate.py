@@ -16,7 +16,7 @@ from dflash.data import generators
 from dflash.data.conversations import load_samples
 from dflash.data.generators import Endpoint, TargetGenerator
 from dflash.data.regenerate import Answer, ParallelGenerator, Prompt, Task, read_tasks, regenerate
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 USER, OLD = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "old"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}

@@ -6,7 +6,7 @@ import pytest
 import templates as T
 
 from dflash.data.template import BadSample, ChatRenderer
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 TWO_TURNS = [
     {"role": "system", "content": "Be brief."},

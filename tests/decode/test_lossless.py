@@ -7,8 +7,8 @@ import torch
 
 from dflash.decode.drafter_state import DrafterState
 from dflash.decode.target_state import TargetState
-from dflash.errors import UserError
 from dflash.generate import Cycle, decode_plainly, speculate
+from steptime.errors import UserError
 from tests.decode import parts
 
 FAMILIES = ["hybrid", "next", "full", "sliding"]

@@ -8,7 +8,7 @@ import pytest
 
 from dflash.data.tokenizer import train_tokenizer
 from dflash.decode.prompts import read_prompts
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 CHAT = [{"role": "user", "content": "one and two"}, {"role": "assistant", "content": "three"}]
 

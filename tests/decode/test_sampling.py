@@ -12,8 +12,8 @@ from scipy import stats
 import dflash.generate
 from dflash.decode.drafter_state import DrafterState
 from dflash.decode.sampling import Sampler
-from dflash.errors import UserError
 from dflash.generate import decode_plainly, leading_matches, speculate
+from steptime.errors import UserError
 from tests.decode import parts
 
 V = 6

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dflash.export as exporting
-from dflash.errors import UserError
 from dflash.export import FORMATS, export, probe
 from dflash.models.drafter import Drafter
 from dflash.models.optimizer import FlatParameters
 from dflash.released import check_against_target, check_same, load_released, tensor_layout, warm_start
+from steptime.errors import UserError
 
 KEYS = {
     "architectures", "model_type", "block_size", "dflash_config", "num_target_layers", "hidden_size", "intermediate_size",

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dflash.config import DrafterConfig
-from dflash.errors import UserError
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TargetInfo
+from steptime.errors import UserError
 from tests.models.cases import SHAPE, Case, make_case, make_drafter, run
 from tests.models.watch import watch
 

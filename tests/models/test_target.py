@@ -23,7 +23,6 @@ from transformers import (
 
 from dflash.config import DrafterConfig, TargetConfig, TinyTarget
 from dflash.device import Device
-from dflash.errors import UserError
 from dflash.models.documents import DocumentRows
 from dflash.models.target import (
     TargetInfo,
@@ -36,6 +35,7 @@ from dflash.models.target import (
     save_target,
     stack_taps,
 )
+from steptime.errors import UserError
 from tests.models.watch import watch
 
 SIZES = {

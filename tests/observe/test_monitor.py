@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pytest
 
 from dflash.config import ObserveConfig
-from dflash.errors import UserError
 from dflash.observe.collectors.base import Collector
 from dflash.observe.metric import Metric, MetricIndex
 from dflash.observe.observer import Observer
@@ -21,6 +20,7 @@ from dflash.observe.registry import METRICS
 from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Row, Sink
 from dflash.observe.window import FlushWindow
+from steptime.errors import UserError
 from tests.observe.parts import FakePrefetcher, FakeQueue, ListSink
 
 ROLES = RoleMap(("cpu",), ("cpu",))

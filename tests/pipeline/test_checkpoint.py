@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash.errors import UserError
 from dflash.pipeline import checkpoint
 from dflash.pipeline.checkpoint import Progress, RemainingPlan, State, progress_after
 from dflash.types import BatchSpec
+from steptime.errors import UserError
 
 
 class CountingPlan:

@@ -141,9 +141,9 @@ def test_a_run_starts_from_a_released_drafter(tmp_path):
 
 
 def test_a_drafter_of_another_size_is_no_start(tmp_path):
-    from dflash.errors import UserError
     from dflash.export import export
     from dflash.released import load_trained
+    from steptime.errors import UserError
 
     first = small_trainer(tmp_path, name="first")
     losses(first)

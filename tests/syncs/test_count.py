@@ -11,8 +11,8 @@ import torch
 
 from bench.syncs.count import count_syncs
 from bench.syncs.run_script import main
-from dflash.errors import UserError
-from dflash.observe.sync_guard import allowed_sync
+from dflash.observe.syncs import allowed_sync
+from steptime.errors import UserError
 
 SCRIPT = """
 import sys

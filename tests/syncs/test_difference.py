@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.syncs.difference import Row, counts_table, difference, table
-from dflash.observe.sync_scope import OPERATION, Place
+from steptime.syncs.scopes import OPERATION, Place
 
 HERE = Place("/site-packages/torchless/a.py", 3, "f")
 THERE = Place("b.py", 1, "g")

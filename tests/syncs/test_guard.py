@@ -13,8 +13,10 @@ import torch
 
 from bench.planted import make_plant
 from dflash.device import Device
-from dflash.observe.sync_guard import GuardScopes, SyncNotAllowed, allowed_sync, mark_step
+from dflash.observe.syncs import allowed_sync, mark_step
+from dflash.observe.syncs.guard import GuardScopes
 from dflash.pipeline.supervisor import WorkerFailed
+from steptime.syncs.scopes import SyncNotAllowed
 from tests.pipeline.run import small_trainer
 
 

@@ -12,10 +12,11 @@ import torch
 import torch.utils.checkpoint
 
 from dflash.device import Device
-from dflash.host_memory import PAGEABLE, PINNED, host_kind, mark_host, staged, staging
-from dflash.observe import sync_calls
-from dflash.observe.sync_guard import NO_SCOPES, CountingScopes, allowed_sync, current_scope, mark_step
-from dflash.observe.sync_scope import ALLOCATION, BYTES_TO_DEVICE, BYTES_TO_HOST, COPY_TO_HOST, OPERATION, WORK
+from dflash.observe.syncs import NO_SCOPES, allowed_sync, current_scope, mark_step
+from steptime.host_memory import PAGEABLE, PINNED, host_kind, mark_host, staged, staging
+from steptime.syncs import calls
+from steptime.syncs.counting import CountingScopes
+from steptime.syncs.scopes import ALLOCATION, BYTES_TO_DEVICE, BYTES_TO_HOST, COPY_TO_HOST, OPERATION, WORK
 
 
 def kinds(scopes: CountingScopes, *, work: bool = False) -> dict[str, int]:
@@ -43,11 +44,21 @@ def test_place_is_the_line_of_the_program(scopes: CountingScopes) -> None:
     assert "value.item()" in Path(__file__).read_text().splitlines()[place.line - 1]
 
 
-def test_no_file_of_the_counters_is_a_place(scopes: CountingScopes) -> None:
-    from dflash.observe.sync_scope import _SKIPPED_FILES
+def test_no_file_of_the_counters_is_a_place() -> None:
+    from steptime.syncs.scopes import _SKIPPED_FOLDERS
 
-    own = {str(path) for path in Path(sync_calls.__file__).parent.glob("sync_*.py") if path.name != "sync_rules.py"}
-    assert own <= _SKIPPED_FILES, "sync_rules makes no call that is counted"
+    assert calls.__file__.startswith(_SKIPPED_FOLDERS)
+
+
+def test_a_wait_of_the_device_object_is_placed_at_its_caller(scopes: CountingScopes) -> None:
+    device = Device("cpu")
+    event = device.event()
+    with scopes.enter("drafter/0", device):
+        device.synchronize()
+        event.synchronize()
+    found = {(kind, place.function) for _, kind, place in scopes.counts() if kind not in WORK}
+    name = "test_a_wait_of_the_device_object_is_placed_at_its_caller"
+    assert found == {("device synchronize", name), ("event synchronize", name)}
 
 
 def test_device_is_named_inside_and_restored_behind(scopes: CountingScopes) -> None:
@@ -255,7 +266,7 @@ def test_entry_points_are_put_back(scopes: CountingScopes) -> None:
     with scopes.enter("drafter/0", Device("cpu")), scopes.enter("drafter/0", Device("cpu")):
         assert torch.cuda.synchronize is not before[0]
     assert (torch.cuda.synchronize, torch.from_numpy, Device.synchronize, torch.autograd._engine_run_backward) == before
-    assert sync_calls._users == 0
+    assert calls._users == 0
 
 
 @pytest.mark.parametrize(
@@ -283,7 +294,7 @@ def test_cuda_synchronize_is_found_where_there_is_no_cuda(scopes: CountingScopes
 
 
 def test_marks_do_not_outlive_their_memory() -> None:
-    from dflash import host_memory
+    from steptime import host_memory
 
     before = len(host_memory._marks)
     for _ in range(3 * host_memory._SWEEP_EVERY):

@@ -15,7 +15,7 @@ from bench.syncs.document import page
 from bench.syncs.rig import try_fault
 from bench.syncs.way import Way
 from dflash.device import Device
-from dflash.errors import UserError
+from steptime.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "syncs.md"
 HERE = [way for way in ways() if way.available() is None]

@@ -12,7 +12,7 @@ from bench.subjects.trainer import harness_config
 from bench.syncs.fake_device import audit
 from bench.syncs.proof import OFF, Proof, answer, count_arms, exact_counts
 from dflash.observe.registry import COLLECTORS
-from dflash.observe.sync_guard import CountingScopes
+from steptime.syncs.counting import CountingScopes
 from tests.pipeline.run import losses, small_config, small_trainer
 
 pytestmark = pytest.mark.timeout(240)

@@ -16,7 +16,7 @@ from bench.syncs.gpu_trace import GpuTraceWay
 from bench.syncs.lint import collector_sources, lint_file, lint_text
 from bench.syncs.way import Notes, Unavailable, carried
 from dflash.device import Device
-from dflash.observe.sync_guard import allowed_sync
+from dflash.observe.syncs import allowed_sync
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

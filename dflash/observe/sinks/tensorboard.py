@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dflash.errors import UserError
 from dflash.observe.sinks.base import Row, RowKind, Sink
+from steptime.errors import UserError
 
 
 class TensorboardSink(Sink):

@@ -26,11 +26,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dflash.host_memory import PAGEABLE, PINNED, host_kind, mark_host, storage_of
-from dflash.observe import sync_scope as ledger
-from dflash.observe.sync_boundary import SIMULATED, Boundary, count_copy
-from dflash.observe.sync_rules import Operation, operation, sync_kind, tensors_in
-from dflash.observe.sync_scope import Scope
+from steptime.host_memory import PAGEABLE, PINNED, host_kind, mark_host, storage_of
+from steptime.syncs import scopes as ledger
+from steptime.syncs.boundary import SIMULATED, Boundary, count_copy
+from steptime.syncs.rules import Operation, operation, sync_kind, tensors_in
+from steptime.syncs.scopes import Scope
 
 
 class DispatchCounter(TorchDispatchMode):

@@ -16,17 +16,10 @@ import torch
 import torch.utils.checkpoint
 from torch.overrides import _get_current_function_mode_stack
 
-from dflash.device import Device, _CpuEvent
-from dflash.host_memory import PAGEABLE, mark_host
-from dflash.observe.sync_scope import current_scope
+from steptime.host_memory import PAGEABLE, mark_host
+from steptime.syncs.scopes import DEVICE, EVENT, current_scope
 
-DEVICE, STREAM, EVENT, CACHE, QUERY = (
-    "device synchronize",
-    "stream synchronize",
-    "event synchronize",
-    "empty_cache",
-    "device memory query",
-)
+STREAM, CACHE, QUERY = "stream synchronize", "empty_cache", "device memory query"
 
 _POINTS: tuple[tuple[Any, str, str], ...] = (
     (torch.cuda, "synchronize", DEVICE),
@@ -35,7 +28,6 @@ _POINTS: tuple[tuple[Any, str, str], ...] = (
     (torch.cuda.Stream, "synchronize", STREAM),
     (torch.cuda.Event, "synchronize", EVENT),
     (torch.cpu.Event, "synchronize", EVENT),
-    (_CpuEvent, "synchronize", EVENT),
     (torch.cuda, "empty_cache", CACHE),
     (torch.cuda.memory, "empty_cache", CACHE),
     (torch.cuda, "mem_get_info", QUERY),
@@ -70,17 +62,6 @@ def _marking(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
         made = original(*args, **kwargs)
         return mark_host(made, PAGEABLE) if current_scope() is not None else made
-
-    return call
-
-
-def _device_synchronize(original: Callable[[Device], None]) -> Callable[[Device], None]:
-    @functools.wraps(original)
-    def call(self: Device) -> None:
-        scope = current_scope()
-        if scope is not None and not self.is_cuda:  # on CUDA it goes through torch.cuda.synchronize
-            scope.record(DEVICE)
-        original(self)
 
     return call
 
@@ -140,9 +121,8 @@ def install() -> None:
         for owner, name, kind in _POINTS:
             original = owner.__dict__.get(name)
             if original is not None:
-                real = cuda or owner in (torch.cpu, torch.cpu.Event, _CpuEvent)
+                real = cuda or owner in (torch.cpu, torch.cpu.Event)
                 _replace(owner, name, original, _counting(original, kind, real))
-        _replace(Device, "synchronize", Device.synchronize, _device_synchronize(Device.synchronize))
         engine = "_engine_run_backward"
         _replace(torch.autograd, engine, getattr(torch.autograd, engine), _keeping_mode(getattr(torch.autograd, engine)))
         group = "_group_tensors_by_device_and_dtype"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from dflash.host_memory import PINNED, host_kind
-from dflash.observe import sync_scope as ledger
-from dflash.observe.sync_rules import is_gapped
-from dflash.observe.sync_scope import Scope
+from steptime.host_memory import PINNED, host_kind
+from steptime.syncs import scopes as ledger
+from steptime.syncs.rules import is_gapped
+from steptime.syncs.scopes import Scope
 
 SIMULATED = torch.device("cpu", 0)
 

@@ -1,7 +1,7 @@
 """Whose work a thread does, and the ledger that it is written in.
 
 A scope belongs to one worker: its role ("target/0", "drafter/1", "prefetcher", "monitor"), its device, its step. The
-scope travels with the modes (`sync_modes`), and autograd's own threads inherit those, so backward is charged to the worker
+scope travels with the modes (`modes`), and autograd's own threads inherit those, so backward is charged to the worker
 that called it. Nothing here is imported by a run without a guard except `allowed_sync` and `mark_step`.
 """
 
@@ -28,6 +28,9 @@ COPY_TO_DEVICE, COPY_TO_HOST = "copy to device", "copy to host"
 BYTES_TO_DEVICE, BYTES_TO_HOST = "bytes to device", "bytes to host"
 WORK = frozenset({OPERATION, ALLOCATION, COPY_TO_DEVICE, COPY_TO_HOST, BYTES_TO_DEVICE, BYTES_TO_HOST})
 """Kinds that count device work; every other kind is a host sync."""
+
+
+DEVICE, EVENT = "device synchronize", "event synchronize"
 
 
 class Place(NamedTuple):
@@ -84,6 +87,7 @@ class Scope:
         placing: where the next outputs live ("host", "device"), or None: follow the inputs.
         free_value: the value being assigned is a Python number, which needs no copy.
         simulated: its device is a part of the CPU that goes by the name of `cpu:0`.
+        warmup: syncs of so many first steps are not counted; -1: all are, also those before the first step.
         function_mode: to be entered again where PyTorch leaves it (around backward).
     """
 
@@ -100,10 +104,11 @@ class Scope:
         "simulated",
         "step",
         "steps_seen",
+        "warmup",
     )
 
-    def __init__(self, role: str, on_device: bool, ledger: Ledger) -> None:
-        self.role, self.on_device, self.ledger = role, on_device, ledger
+    def __init__(self, role: str, on_device: bool, ledger: Ledger, warmup: int = -1) -> None:
+        self.role, self.on_device, self.ledger, self.warmup = role, on_device, ledger, warmup
         self.step = -1
         self.steps_seen = 0
         self.reason: str | None = None
@@ -125,7 +130,7 @@ class Scope:
         if self.quiet or not ledger.armed:
             return
         is_work = kind in WORK
-        if is_work and not ledger.work:
+        if not ledger.work if is_work else self.steps_seen <= self.warmup:
             return
         key = Key(self.role, self.step if ledger.by_step else -1, kind, place or calling_place())
         if self.reason is not None:
@@ -185,6 +190,17 @@ def mark_step(index: int) -> None:
             scope.mark_step(index)
 
 
+def note_wait(kind: str) -> None:
+    """The caller's own device object waits for its work: `DEVICE` or `EVENT`.
+
+    For classes that stand for a device on a machine without one. Costs one global read when nothing is counted.
+    """
+    if _open_scopes:
+        scope = current_scope()
+        if scope is not None:
+            scope.record(kind, place=calling_place(3))
+
+
 class allowed_sync:
     """Declare a host sync on purpose; a guard lets it pass, a counter counts it apart under `reason`."""
 
@@ -208,10 +224,12 @@ class allowed_sync:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_SKIPPED_FOLDERS = (_TORCH, os.path.join(_ROOT, "bench", "syncs") + os.sep)
+_SKIPPED_FOLDERS = (
+    _TORCH,
+    os.path.join(_ROOT, "steptime") + os.sep,
+    os.path.join(_ROOT, "bench", "syncs") + os.sep,
+)
 _SKIPPED_FILES = {
-    *(os.path.join(_ROOT, "dflash", "observe", f"sync_{part}.py") for part in ("scope", "modes", "boundary", "calls", "guard")),
-    os.path.join(_ROOT, "dflash", "host_memory.py"),
     contextlib.__file__,
     functools.__file__,
     threading.__file__,
@@ -220,9 +238,13 @@ _SKIPPED_FILES = {
 _skips: dict[str, bool] = {}
 
 
-def calling_place() -> Place:
-    """The innermost frame that is the program's own; in a thread of autograd without one, the node that runs."""
-    frame = sys._getframe(1)
+def calling_place(depth: int = 1) -> Place:
+    """The innermost frame that is the program's own; in a thread of autograd without one, the node that runs.
+
+    Args:
+        depth: frames to leave out: 1 is the caller, 2 its caller.
+    """
+    frame = sys._getframe(depth)
     while frame is not None:
         name = frame.f_code.co_filename
         skip = _skips.get(name)

@@ -1,0 +1,8 @@
+"""What measuring a training step needs from torch alone, and no trainer.
+
+- `errors`: the exception for a user's mistake;
+- `host_memory`: which CPU tensors stand for host memory where the "GPUs" are the CPU;
+- `syncs`: CUDA's rules (what waits, what copies), the scopes of the workers, and what counts in them.
+
+`dflash` (the trainer) and `bench` (the harness) import this package; it imports neither.
+"""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.contrasts import contrasts, rounds_of
 from bench.intervals import interval, throughput
-from bench.records import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, ExactCounts, Interval, Measurement, Segment, Throughput
+from bench.records.types import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, ExactCounts, Interval, Measurement, Segment, Throughput
 
 COUNT_KINDS = ("syncs", "operations", "copies", "allocations")
 

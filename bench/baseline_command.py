@@ -14,8 +14,8 @@ from tabulate import tabulate
 from bench import baselines, machine, outputs, recording
 from bench.code import ROOT, git, read_commit
 from bench.progress import Reporter
-from bench.receipt import Receipt
-from bench.records import ConfigRef, ExitCode, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import ConfigRef, ExitCode, Verdict
 from bench.sentinel import Sentinel
 from bench.verdict import CODES
 from dflash.config import Config

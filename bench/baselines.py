@@ -22,10 +22,10 @@ from pydantic import TypeAdapter
 from scipy import special
 
 from bench.machine import differences
-from bench.receipt import BaselineView
-from bench.records import STRICT, ConfigRef, ExitCode, Machine, Throughput, Verdict
-from bench.stored import line_of
-from bench.stored import parse as parse_stored
+from bench.records.receipt import BaselineView
+from bench.records.strict_json import line_of
+from bench.records.strict_json import parse as parse_stored
+from bench.records.types import STRICT, ConfigRef, ExitCode, Machine, Throughput, Verdict
 from dflash.config import Config
 from steptime.errors import UserError
 

@@ -8,7 +8,7 @@ import subprocess
 import uuid
 from pathlib import Path
 
-from bench.records import Commit
+from bench.records.types import Commit
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -22,8 +22,8 @@ from tabulate import tabulate
 
 from bench.contrasts import Floats
 from bench.intervals import interval
-from bench.receipt import Receipt
-from bench.records import OFF, Verdict, log_ratio
+from bench.records.receipt import Receipt
+from bench.records.types import OFF, Verdict, log_ratio
 from bench.simulate import NOISES, STEPS, Noise, contrast, share, step_logs
 from bench.verdict import classify
 from steptime.errors import UserError

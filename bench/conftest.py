@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from bench import baselines, code, face, machine, recording
-from bench.receipt import Receipt
-from bench.records import ALL, OFF, ConfigRef, Machine
+from bench.records.receipt import Receipt
+from bench.records.types import ALL, OFF, ConfigRef, Machine
 from dflash.config import Config, load_config
 from steptime.errors import UserError
 

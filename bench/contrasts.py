@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.records import Segment
+from bench.records.types import Segment
 
 Floats = NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from bench.code import ROOT
 from bench.plan import human_time
 from bench.progress import Reporter
-from bench.records import ALL, OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
+from bench.records.types import ALL, OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
 
 LIMIT_S = 600.0
 LAST_LINES = 40

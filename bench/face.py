@@ -13,8 +13,8 @@ from typing import Any, Final
 from tabulate import tabulate
 
 from bench.baselines import Baseline, Comparison
-from bench.receipt import Receipt
-from bench.records import ALL, OFF, ONLY, Cost, Machine, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import ALL, OFF, ONLY, Cost, Machine, Verdict
 from steptime.errors import UserError
 
 SCHEMA: Final = "dflash-bench/pytest/1"

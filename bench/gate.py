@@ -24,8 +24,8 @@ from bench.losses import LossCheck, check_losses
 from bench.measure import INTERRUPTED, PILOT_CYCLES, typical_step
 from bench.plan import human_time, size
 from bench.progress import Reporter
-from bench.receipt import Receipt
-from bench.records import ALL, OFF, Arm, Commit
+from bench.records.receipt import Receipt
+from bench.records.types import ALL, OFF, Arm, Commit
 from bench.report.show import show
 from bench.resident import Resident, WorkerLost
 from bench.stopping import SHARE_OF_BUDGET

@@ -10,8 +10,8 @@ from bench.analysis import difference
 from bench.contrasts import contrasts
 from bench.intervals import interval, throughput
 from bench.plan import MIN_SEGMENT_S
-from bench.receipt import BaselineView, Receipt
-from bench.records import (
+from bench.records.receipt import BaselineView, Receipt
+from bench.records.types import (
     Commit,
     ConfigRef,
     ExactCounts,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bench import machine
-from bench.records import Arm
+from bench.records.types import Arm
 from bench.subject import SegmentRequest, Taken
 from dflash.config import Config
 from steptime.errors import UserError

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bench import machine
-from bench.records import GpuState
+from bench.records.types import GpuState
 
 EVERY_S = 10.0
 """A look costs some ms, in which nothing is timed."""

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.records import Segment
+from bench.records.types import Segment
 from bench.subject import Taken
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from bench.records import GpuState, Machine, MachineState
+from bench.records.types import GpuState, Machine, MachineState
 
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")

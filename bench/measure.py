@@ -15,7 +15,7 @@ from bench.intervals import throughput
 from bench.losses import check_losses
 from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, size
 from bench.progress import Reporter
-from bench.records import OFF, Arm, Measurement, Segment
+from bench.records.types import OFF, Arm, Measurement, Segment
 from bench.sentinel import Sentinel, run_sentinel
 from bench.stopping import MIN_ROUNDS, Watch
 from bench.subject import SegmentRequest, Subject, SubjectResult, Taken

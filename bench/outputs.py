@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import baselines
-from bench.receipt import Receipt
+from bench.records.receipt import Receipt
 from bench.report import html, markdown
 from steptime.errors import UserError
 

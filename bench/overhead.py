@@ -12,8 +12,8 @@ from bench.code import read_commit
 from bench.measure import Run, measure
 from bench.plan import choose_collectors, make_arms
 from bench.progress import Reporter
-from bench.receipt import BaselineView, Receipt
-from bench.records import ALL, ConfigRef, ExactCounts, Machine, Segment
+from bench.records.receipt import BaselineView, Receipt
+from bench.records.types import ALL, ConfigRef, ExactCounts, Machine, Segment
 from bench.report.show import show
 from bench.stopping import Watch, judged
 from bench.subject import Subject

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.records import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, Arm
+from bench.records.types import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, Arm
 from bench.stopping import MIN_ROUNDS
 from steptime.errors import UserError, nearest
 

@@ -14,8 +14,8 @@ from bench.analysis import COUNT_KINDS
 from bench.counting import ProcessCounter
 from bench.outputs import child_environment
 from bench.progress import Reporter
-from bench.receipt import Receipt
-from bench.records import OFF, ONLY, Arm, ExactCounts, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import OFF, ONLY, Arm, ExactCounts, Verdict
 from bench.report import words
 from dflash.config import Config
 

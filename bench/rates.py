@@ -15,7 +15,7 @@ from bench import rivals, trials
 from bench.contrasts import Rounds, contrasts
 from bench.gate_verdict import BASE, HEAD, Evidence, Options, judge
 from bench.plant_check import PlantFound
-from bench.records import ExitCode, Verdict
+from bench.records.types import ExitCode, Verdict
 from bench.trials import Trial
 from dflash.config import Config
 

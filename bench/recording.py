@@ -24,8 +24,8 @@ from bench.baselines import (
     parse,
     to_json,
 )
-from bench.receipt import Receipt
-from bench.records import Commit, ConfigRef, ExitCode, Machine, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import Commit, ConfigRef, ExitCode, Machine, Verdict
 from steptime.errors import UserError
 
 

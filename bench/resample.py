@@ -22,7 +22,7 @@ from bench.estimates import by_process
 from bench.gate_verdict import BASE, HEAD
 from bench.intervals import interval
 from bench.rates import Noise
-from bench.records import Verdict, log_ratio, slowdown_percent
+from bench.records.types import Verdict, log_ratio, slowdown_percent
 from bench.simulate import Cost, share
 from bench.trials import Trial
 from bench.verdict import classify

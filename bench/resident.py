@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench.gate_worker import PROTOCOL
-from bench.records import Segment
+from bench.records.types import Segment
 from bench.subject import SegmentRequest, Taken
 from bench.worktrees import Tree
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from scipy import stats
 
-from bench.records import Segment
+from bench.records.types import Segment
 
 ALPHA: Final = 0.05
 

@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from bench.contrasts import Floats, Rounds, midmean, tail_excess
 from bench.intervals import ALPHA, NOMINAL, interval
-from bench.records import Interval, Verdict, log_ratio
+from bench.records.types import Interval, Verdict, log_ratio
 from bench.stopping import MIN_ROUNDS, SHARE_OF_BUDGET, half_width, looks
 from bench.verdict import classify
 

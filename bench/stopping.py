@@ -25,7 +25,7 @@ from typing import Final
 from bench.contrasts import Rounds, collect, contrast_of_round
 from bench.estimates import judging
 from bench.intervals import NOMINAL
-from bench.records import ALL, OFF, ONLY, WITHOUT, Arm, Segment, log_ratio
+from bench.records.types import ALL, OFF, ONLY, WITHOUT, Arm, Segment, log_ratio
 
 MIN_ROUNDS: Final = 8
 GROWTH: Final = 1.5

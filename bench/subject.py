@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bench.records import Arm, Segment
+from bench.records.types import Arm, Segment
 
 INJECTED = "injected"
 """Name of the collector that `--inject` adds: it does nothing but lose a known share of every step."""

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bench import baselines, face
-from bench.receipt import Receipt
-from bench.records import OFF, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import OFF, Verdict
 
 CLOCK = face.ReplayClock()
 

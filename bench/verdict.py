@@ -15,7 +15,7 @@ from typing import Final
 
 from bench.analysis import COUNT_KINDS, Analysis, Evidence
 from bench.intervals import ALPHA, NOMINAL, holm, p_over, p_under
-from bench.records import ALL, Cost, ExitCode, Interval, Verdict
+from bench.records.types import ALL, Cost, ExitCode, Interval, Verdict
 from bench.stopping import MIN_ROUNDS
 
 BUDGET_PERCENT: Final = 1.0

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bench.code import ROOT, git, read_commit
-from bench.records import Commit
+from bench.records.types import Commit
 from steptime.errors import UserError
 
 LOCKS = ("pyproject.toml", "constraints.txt")

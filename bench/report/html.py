@@ -14,8 +14,8 @@ from statistics import median
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from bench.receipt import Receipt
-from bench.records import ALL, OFF, OFF_AGAIN, ExactCounts, Interval, Segment
+from bench.records.receipt import Receipt
+from bench.records.types import ALL, OFF, OFF_AGAIN, ExactCounts, Interval, Segment
 from bench.report import markdown, terminal, words
 
 MARGIN = 1.08

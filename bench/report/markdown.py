@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tabulate import tabulate
 
-from bench.receipt import Receipt
-from bench.records import OFF, Cost, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import OFF, Cost, Verdict
 from bench.report import terminal, words
 
 MARKS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bench.receipt import Receipt
+from bench.records.receipt import Receipt
 from bench.report import terminal
 
 

@@ -6,8 +6,8 @@ import re
 
 from tabulate import tabulate
 
-from bench.receipt import Receipt
-from bench.records import Cost, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import Cost, Verdict
 from bench.report import words
 
 STYLES = {

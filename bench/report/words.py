@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import zip_longest
 
 from bench.baselines import record_command
-from bench.receipt import Receipt
-from bench.records import (
+from bench.records.receipt import Receipt
+from bench.records.types import (
     ALL,
     OFF,
     Cost,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench import cores
-from bench.records import Arm
+from bench.records.types import Arm
 from bench.subject import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
 
 BLOCK_BYTES = 1 << 20

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.cores import OwnCores
-from bench.records import Arm
+from bench.records.types import Arm
 from bench.stages import slowest_stage
 from bench.subject import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
 from dflash.config import Config

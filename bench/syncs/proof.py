@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bench.records import ExactCounts
-from bench.records import Place as CountedPlace
+from bench.records.types import ExactCounts
+from bench.records.types import Place as CountedPlace
 from bench.syncs.cuda import CudaScopes, is_sync
 from bench.syncs.difference import Counts, Row, difference
 from dflash.config import Config

@@ -11,8 +11,8 @@ import numpy as np
 from bench.analysis import analyse
 from bench.contrasts import Rounds
 from bench.plan import make_arms, rounds
-from bench.receipt import BaselineView, Receipt
-from bench.records import (
+from bench.records.receipt import BaselineView, Receipt
+from bench.records.types import (
     Arm,
     Commit,
     ConfigRef,
@@ -90,7 +90,7 @@ def interval(percent: float, low: float, high: float, *, n: int = 12, p: float |
     from scipy import stats
 
     from bench.intervals import NOMINAL
-    from bench.records import log_ratio
+    from bench.records.types import log_ratio
 
     half = (log_ratio(high) - log_ratio(low)) / 2
     spread = 100.0 * half / float(stats.t.isf(NOMINAL, n - 1)) * n**0.5

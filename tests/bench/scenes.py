@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.analysis import analyse
-from bench.receipt import BaselineView, Receipt
-from bench.records import (
+from bench.records.receipt import BaselineView, Receipt
+from bench.records.types import (
     ALL,
     OFF,
     Commit,

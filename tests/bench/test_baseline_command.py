@@ -12,8 +12,8 @@ import pytest
 from bench import baseline_command, cli
 from bench.baselines import read
 from bench.machine import describe, identify
-from bench.receipt import Receipt
-from bench.records import Commit, ConfigRef, ExitCode
+from bench.records.receipt import Receipt
+from bench.records.types import Commit, ConfigRef, ExitCode
 from dflash.config import load_config
 from steptime.errors import UserError
 from tests.bench.make import made_receipt

@@ -16,10 +16,10 @@ from scipy import stats
 
 from bench import baselines, machine, recording
 from bench.baselines import Baseline, Session, Status
-from bench.records import Commit, ConfigRef, ExitCode, Machine, Throughput, Verdict
+from bench.records.types import Commit, ConfigRef, ExitCode, Machine, Throughput, Verdict
 from dflash.config import load_config
 from steptime.errors import UserError
-from tests.bench.test_records import receipt
+from tests.bench.records.test_receipt import receipt
 
 ROOT = Path(__file__).parents[2]
 STATED = ROOT / "baselines/pro6000x8/qwen3.6-27b.json"

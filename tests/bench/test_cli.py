@@ -12,8 +12,8 @@ import pytest
 
 from bench import baselines, cli, outputs, subjects
 from bench.code import ROOT
-from bench.receipt import Receipt
-from bench.records import ExactCounts, ExitCode
+from bench.records.receipt import Receipt
+from bench.records.types import ExactCounts, ExitCode
 from bench.subject import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
 from tests.bench.scenes import within

@@ -9,7 +9,7 @@ import pytest
 
 from bench import compare_judges
 from bench.compare_judges import OTHERS, OURS, OURS_OVER, OURS_WITHIN, main, recorded, simulated, tally
-from bench.records import Commit, ConfigRef, Machine
+from bench.records.types import Commit, ConfigRef, Machine
 from bench.simulate import NOISES
 from steptime.errors import UserError
 from tests.bench.make import made_receipt
@@ -70,7 +70,7 @@ def test_recorded_segments_serve_as_noise(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_too_few_recorded_segments_are_refused(tmp_path: Path) -> None:
-    from bench.receipt import Receipt
+    from bench.records.receipt import Receipt
 
     with pytest.raises(UserError, match="80 of one length are needed"):
         recorded(Receipt.read(receipt_file(tmp_path)), 40)

@@ -9,7 +9,7 @@ import pytest
 
 from bench import cores
 from bench.cores import OwnCores, kept_on, usable
-from bench.records import Arm
+from bench.records.types import Arm
 from bench.subject import SegmentRequest, Taken
 from bench.subjects.trainer import TrainerSubject
 from tests.pipeline.run import small_config

@@ -12,7 +12,7 @@ from bench import counting
 from bench.counting import ProcessCounter, counted_arms
 from bench.plan import make_arms
 from bench.progress import Reporter
-from bench.records import OFF, Arm
+from bench.records.types import OFF, Arm
 
 QUIET = Reporter(quiet=True)
 ARMS = make_arms(("a", "b"))

@@ -21,7 +21,7 @@ from bench.estimates import (
     trimmed,
 )
 from bench.intervals import NOMINAL, SWITCHED, interval, sign_flip
-from bench.records import log_ratio, slowdown_percent
+from bench.records.types import log_ratio, slowdown_percent
 from tests.bench.make import made_rounds as made
 
 

@@ -17,8 +17,8 @@ from bench.code import ROOT, read_commit
 from bench.gate import first_difference, gather, pairs, run_gate
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
 from bench.progress import Reporter
-from bench.receipt import Receipt
-from bench.records import Commit, ExactCounts, ExitCode, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import Commit, ExactCounts, ExitCode, Verdict
 from bench.worktrees import NoHarness, Tree, checked_out, resolve
 from dflash.config import Config, load_config
 from steptime.errors import UserError

@@ -11,7 +11,7 @@ from scipy import stats
 from bench.contrasts import contrasts, midmean, tail_excess
 from bench.estimates import Estimate, estimate
 from bench.intervals import NOMINAL, equivalence_p, holm, interval, minimum_detectable, p_over, sign_flip, throughput
-from bench.records import log_ratio, slowdown_percent
+from bench.records.types import log_ratio, slowdown_percent
 from tests.bench.make import made_rounds as made
 from tests.bench.make import segment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.losses import check_losses
-from bench.records import Segment
+from bench.records.types import Segment
 from bench.subject import Taken
 
 CYCLE = 4

@@ -18,7 +18,7 @@ from bench.gpu_watch import GpuWatch
 from bench.measure import measure
 from bench.plan import make_arms
 from bench.progress import Reporter
-from bench.records import ALL, GpuState, MachineState
+from bench.records.types import ALL, GpuState, MachineState
 from bench.stopping import Watch, judged
 from bench.subjects.spin import Noise, SpinSubject
 

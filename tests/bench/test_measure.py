@@ -11,7 +11,7 @@ from bench.analysis import analyse
 from bench.measure import Run, measure
 from bench.plan import make_arms
 from bench.progress import Reporter
-from bench.records import ALL, ExactCounts, ExitCode, Verdict
+from bench.records.types import ALL, ExactCounts, ExitCode, Verdict
 from bench.stopping import MIN_ROUNDS, Watch, judged
 from bench.subject import INJECTED
 from bench.subjects.spin import Noise, SpinSubject

@@ -12,8 +12,8 @@ import pytest
 
 from bench import code, machine, recording
 from bench.baselines import Session
-from bench.receipt import Receipt
-from bench.records import Commit, ConfigRef
+from bench.records.receipt import Receipt
+from bench.records.types import Commit, ConfigRef
 from dflash.config import load_config
 from tests.bench.make import made_receipt
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.receipt import Receipt
-from bench.records import ExitCode, Verdict
+from bench.records.receipt import Receipt
+from bench.records.types import ExitCode, Verdict
 from bench.report import html, markdown, terminal, words
 from tests.bench.scenes import SCENES
 

@@ -20,7 +20,7 @@ from bench.gate_verdict import HEAD, Evidence, Launch
 from bench.plant_check import PlantFound, judge_plant, time_plant
 from bench.progress import Reporter
 from bench.rates import Noise, Report, Row, add, exit_code, make_rows, rows_of, turns
-from bench.records import ExactCounts, ExitCode
+from bench.records.types import ExactCounts, ExitCode
 from bench.report.rates import share, to_json, to_markdown, to_text
 from bench.selfcheck import COSTS, judge_again, run_selfcheck
 from bench.trials import Trial

@@ -10,7 +10,7 @@ import pytest
 from bench.contrasts import Rounds
 from bench.estimates import estimate, estimate_units
 from bench.intervals import NOMINAL
-from bench.records import Verdict, log_ratio
+from bench.records.types import Verdict, log_ratio
 from bench.simulate import CAP, NOISES, SHARED, Cost, Rates, rates, report, run_rule, share, simulate, stopping_error
 from bench.stopping import MIN_ROUNDS, Watch, half_width, judged, looks
 from tests.bench.make import measurement, segment

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.records import Arm
+from bench.records.types import Arm
 from bench.subject import SegmentRequest, Stepper, Taken, busy_wait
 from bench.subjects import spin
 from bench.subjects.spin import Noise, SimulatedClock, SpinSubject

@@ -13,7 +13,7 @@ import pytest
 import bench.subjects.trainer as trainer_subject
 from bench.gate_worker import trace
 from bench.losses import check_losses
-from bench.records import Arm
+from bench.records.types import Arm
 from bench.subject import SegmentRequest, SubjectResult, Taken
 from bench.subjects.trainer import Standstill, TrainerSubject, harness_config, typical_window
 from dflash.config import Config

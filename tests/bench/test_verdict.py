@@ -11,7 +11,7 @@ import pytest
 from bench.analysis import Analysis, Evidence, analyse
 from bench.contrasts import collect
 from bench.intervals import interval as interval_of
-from bench.records import ALL, OFF_AGAIN, Arm, ExitCode, Interval, Measurement, Throughput, Verdict
+from bench.records.types import ALL, OFF_AGAIN, Arm, ExitCode, Interval, Measurement, Throughput, Verdict
 from bench.verdict import Budgets, classify, judge, judge_pair, worst
 from tests.bench.make import COLLECTORS, counts, interval, measurement
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bench.receipt import SCHEMA, BaselineView, Receipt
-from bench.records import (
+from bench.records.receipt import SCHEMA, BaselineView, Receipt
+from bench.records.types import (
     Commit,
     ConfigRef,
     Cost,

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from bench.records import (
+from bench.records.strict_json import parse
+from bench.records.types import (
     STRICT,
     Commit,
     ConfigRef,
@@ -23,7 +24,6 @@ from bench.records import (
     Throughput,
     Verdict,
 )
-from bench.stored import parse
 from steptime.errors import UserError
 
 SCHEMA: Final = "dflash-bench/receipt/1"

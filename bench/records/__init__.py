@@ -1,0 +1,1 @@
+"""What is measured and what is left behind: the records (`types`), the receipt, and their strict reader."""

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench import baselines, machine, outputs, recording
-from bench.code import ROOT, git, read_commit
+from bench import baselines, outputs, recording
+from bench.machine import identity
+from bench.machine.commit import ROOT, git, read_commit
+from bench.machine.sentinel import Sentinel
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import ConfigRef, ExitCode, Verdict
-from bench.sentinel import Sentinel
 from bench.verdict import CODES
 from dflash.config import Config
 from steptime.errors import UserError
@@ -44,7 +45,7 @@ class Options:
 def run_list() -> int:
     """Print what is stored, and whether it belongs to this machine."""
     stored = baselines.read_all(baselines.ROOT)
-    this = machine.identify()
+    this = identity.identify()
     print(f"this machine: {this.key}")
     print(tabulate(baselines.table(stored, this), headers="keys", disable_numparse=True) if stored else "nothing is stored")
     return int(ExitCode.WITHIN)
@@ -60,7 +61,7 @@ def run_record(options: Options, reporter: Reporter) -> int:
     recording.refuse_recording(dirty=commit.dirty)
     if not options.receipts and options.sessions < baselines.MIN_SESSIONS:
         raise UserError(f"baseline record: --sessions {options.sessions}: at least {baselines.MIN_SESSIONS} are needed")
-    this, config = machine.identify(), _reference(options)
+    this, config = identity.identify(), _reference(options)
     receipts = _sessions(options, reporter)
     for where, receipt in receipts:
         reasons = [*recording.unusable(receipt, this, config, commit), *_moved(receipt)]
@@ -82,7 +83,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
     Raises:
         UserError: a broken file or receipt.
     """
-    this, config = machine.identify(), _reference(options)
+    this, config = identity.identify(), _reference(options)
     found = baselines.match(baselines.read_all(baselines.ROOT), this, config)
     if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
         _tell(f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: {found.message}")
@@ -98,7 +99,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
             return int(ExitCode.INVALID)
     figures = [receipt.throughput for _, receipt in receipts if receipt.throughput is not None]
     compared = baselines.compare(found.baseline, figures)
-    for text in machine.differences(found.baseline.versions, this.versions) if found.baseline.versions else ():
+    for text in identity.differences(found.baseline.versions, this.versions) if found.baseline.versions else ():
         _tell(f"since it was recorded: {text}")
     _tell(f"{compared.verdict.value.upper()}: {compared.message}")
     return int(CODES[compared.verdict])

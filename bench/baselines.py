@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import TypeAdapter
 from scipy import special
 
-from bench.machine import differences
+from bench.machine.identity import differences
 from bench.records.receipt import BaselineView
 from bench.records.strict_json import line_of
 from bench.records.strict_json import parse as parse_stored

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from bench import baselines, code, face, machine, recording
+from bench import baselines, face, recording
+from bench.machine import commit, identity
 from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, ConfigRef, Machine
 from dflash.config import Config, load_config
@@ -89,10 +90,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def _prepare(config: pytest.Config) -> Face:
     option = config.option
     settings = load_config(option.bench_config, option.bench_set)
-    known = Face(settings, machine.identify(), ())
+    known = Face(settings, identity.identify(), ())
     if option.bench_receipt:
         known.given = Receipt.read(option.bench_receipt)
-        reasons = recording.stale(known.given, known.machine, known.config_ref, code.read_commit())
+        reasons = recording.stale(known.given, known.machine, known.config_ref, commit.read_commit())
         if reasons:
             raise UserError(f"{option.bench_receipt}: {'; '.join(reasons)}")
     known.collectors = _collectors(option.bench_subject, settings, known.given)
@@ -296,14 +297,14 @@ def pytest_benchmark_compare_machine_info(
         known.checks, known.baseline, known.incomplete_allowed = [], None, True
         known.notes.append(f"compared file shown, not judged: {why}")
     versions = compared_benchmark.get(face.BLOCK, {}).get("versions", {})
-    changed = machine.differences(versions, known.machine.versions) if versions else []
+    changed = identity.differences(versions, known.machine.versions) if versions else []
     if changed:
         known.notes.append(f"versions differ from the compared run: {', '.join(changed)}")
 
 
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
-    commit = code.read_commit()
-    commit_info |= {"dirty": commit.dirty, "diff_hash": commit.diff_hash}
+    found = commit.read_commit()
+    commit_info |= {"dirty": found.dirty, "diff_hash": found.diff_hash}
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from bench.code import ROOT
+from bench.machine.commit import ROOT
 from bench.plan import human_time
 from bench.progress import Reporter
 from bench.records.types import ALL, OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts

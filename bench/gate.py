@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import machine, outputs
-from bench.code import ROOT, git, read_commit
+from bench import outputs
 from bench.counting import ProcessCounter
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
-from bench.gpu_watch import GpuWatch
 from bench.losses import LossCheck, check_losses
+from bench.machine import identity, state
+from bench.machine.commit import ROOT, git, read_commit
+from bench.machine.gpu_watch import GpuWatch
 from bench.measure import INTERRUPTED, PILOT_CYCLES, typical_step
 from bench.plan import human_time, size
 from bench.progress import Reporter
@@ -95,12 +96,12 @@ def _gather(evidence: Evidence, options: Options, base: Tree, head: Tree, report
             evidence.incomplete.append(str(error))
     if evidence.not_comparable or evidence.incomplete:
         return
-    evidence.before = machine.read_state()
+    evidence.before = state.read_state()
     try:
         _launch_all(options, trees, orders, evidence, reporter)
     except WorkerLost as error:
         evidence.incomplete.append(str(error))
-    evidence.after = machine.with_seen(machine.read_state(), evidence.seen)
+    evidence.after = state.with_seen(state.read_state(), evidence.seen)
 
 
 def _launch_all(
@@ -178,7 +179,7 @@ def launch(
             raise WorkerLost(f"base replays {workers[0].cycle} steps, head {workers[1].cycle}: not comparable")
         evidence.cycle = workers[0].cycle
         if number == 0 and all(worker.versions for worker in workers):
-            other = machine.differences(workers[0].versions, workers[1].versions)
+            other = identity.differences(workers[0].versions, workers[1].versions)
             evidence.notes += [f"head runs on other versions than base: {', '.join(other)}"] if other else []
         found = Launch()
         evidence.launches.append(found)

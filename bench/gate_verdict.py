@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bench import machine, outputs
+from bench import outputs
 from bench.analysis import difference
 from bench.contrasts import contrasts
 from bench.intervals import interval, throughput
+from bench.machine import identity, state
 from bench.plan import MIN_SEGMENT_S
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import (
@@ -122,7 +123,7 @@ def make_receipt(options: Options, evidence: Evidence, base: Commit, head: Commi
     return Receipt(
         command="gate",
         commit=head,
-        machine=machine.identify(),
+        machine=identity.identify(),
         config=ConfigRef(options.config.name, options.config.digest()),
         arms={name: tuple(s for s in segments if s.arm == name) for name in (BASE, HEAD)},
         losses_equal=None if not losses else not evidence.not_comparable,
@@ -168,7 +169,7 @@ def judge(options: Options, evidence: Evidence, *, counts_required: bool = True)
         and not evidence.counts
     ):
         incomplete.append("incomplete: exact counts were not taken")
-    unfit = machine.unfit(evidence.before, evidence.after) if evidence.before and evidence.after else ()
+    unfit = state.unfit(evidence.before, evidence.after) if evidence.before and evidence.after else ()
     found = None if evidence.not_comparable and not evidence.segments else evidence.interval()
     if found is None and evidence.not_comparable:
         # The work differs, so nothing was measured; that is the reason, not the missing interval.

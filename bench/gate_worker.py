@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench import machine
+from bench.machine import identity
 from bench.records.types import Arm
 from bench.subject import SegmentRequest, Taken
 from dflash.config import Config
@@ -76,7 +76,7 @@ def serve(lines: Lines) -> None:
         subject.open()
         hello = {"cycle": subject.cycle, "washout": subject.washout, "warmup": subject.warmup}
         root = str(Path(__file__).resolve().parent.parent)
-        about = {"protocol": PROTOCOL, "root": root, "versions": machine.identify().versions}
+        about = {"protocol": PROTOCOL, "root": root, "versions": identity.identify().versions}
         lines.write(hello={**about, "collectors": list(subject.collectors), **hello})
         result = subject.run(lines.requests(), lines.segment)
     finally:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from bench import machine
-from bench.gpu_watch import GpuWatch
 from bench.intervals import throughput
 from bench.losses import check_losses
+from bench.machine import state
+from bench.machine.gpu_watch import GpuWatch
+from bench.machine.sentinel import Sentinel, run_sentinel
 from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, size
 from bench.progress import Reporter
 from bench.records.types import OFF, Arm, Measurement, Segment
-from bench.sentinel import Sentinel, run_sentinel
 from bench.stopping import MIN_ROUNDS, Watch
 from bench.subject import SegmentRequest, Subject, SubjectResult, Taken
 
@@ -164,12 +164,12 @@ def measure(
         if end_s is not None:
             conductor.time_s = min(time_s, max(LEAST_S, end_s - clock()))
         standing = run_sentinel(subject.devices)
-        before = machine.read_state()
+        before = state.read_state()
         try:
             result = subject.run(conductor.requests(), conductor.on_segment)
         except (Exception, KeyboardInterrupt) as error:
             faults.append(_fault(error, conductor))
-        after = machine.with_seen(machine.read_state(), conductor.gpus.seen)
+        after = state.with_seen(state.read_state(), conductor.gpus.seen)
         sentinel = Sentinel(standing, run_sentinel(subject.devices))
     finally:
         subject.close()

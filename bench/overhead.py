@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench import baselines, counting, machine, outputs
+from bench import baselines, counting, outputs
 from bench.analysis import Analysis, analyse
-from bench.code import read_commit
+from bench.machine import identity, state
+from bench.machine.commit import read_commit
 from bench.measure import Run, measure
 from bench.plan import choose_collectors, make_arms
 from bench.progress import Reporter
@@ -109,9 +110,9 @@ def make_receipt(
     """Judge a run. Pure but for the commit, the machine and the clock, which are read here."""
     measurement = replace(run.measurement, counts=counts, faults=(*run.measurement.faults, *faults))
     analysis = analyse(measurement)
-    unfit = machine.unfit(measurement.before, measurement.after) if measurement.before and measurement.after else ()
+    unfit = state.unfit(measurement.before, measurement.after) if measurement.before and measurement.after else ()
     judgement = judge(analysis, options.budgets, unfit, counts_required=counts_required)
-    this = machine.identify()
+    this = identity.identify()
     arms: dict[str, list[Segment]] = {arm.name: [] for arm in measurement.arms}
     for segment in measurement.segments:
         arms[segment.arm].append(segment)

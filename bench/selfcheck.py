@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from bench import machine, outputs, rates, trials
-from bench.code import ROOT, read_commit
+from bench import outputs, rates, trials
 from bench.gate import gather
 from bench.gate_verdict import Options
+from bench.machine import identity
+from bench.machine.commit import ROOT, read_commit
 from bench.measure import INTERRUPTED
 from bench.plan import human_time
 from bench.plant_check import check_plants
@@ -42,7 +43,7 @@ GATES = "gates.jsonl"
 
 
 def machine_in_words() -> str:
-    this = machine.identify()
+    this = identity.identify()
     return ", ".join([this.cpu_model, f"{this.cpus} cores", *(model for model, _ in this.gpus)])
 
 

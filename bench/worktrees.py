@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from bench.code import ROOT, git, read_commit
+from bench.machine.commit import ROOT, git, read_commit
 from bench.records.types import Commit
 from steptime.errors import UserError
 

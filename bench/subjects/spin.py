@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench import cores
+from bench.machine import cores
 from bench.records.types import Arm
 from bench.subject import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
 

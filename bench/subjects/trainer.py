@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.cores import OwnCores
+from bench.machine.cores import OwnCores
 from bench.records.types import Arm
 from bench.stages import slowest_stage
 from bench.subject import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait

@@ -11,7 +11,7 @@ import pytest
 
 from bench import baseline_command, cli
 from bench.baselines import read
-from bench.machine import describe, identify
+from bench.machine.identity import describe, identify
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ConfigRef, ExitCode
 from dflash.config import load_config
@@ -82,7 +82,7 @@ def test_a_baseline_of_another_machine_is_4_before_anything_is_measured(
 ) -> None:
     record(here)
     other = describe([("NVIDIA H200", "ffff0000")], "Another CPU", 64, {})
-    monkeypatch.setattr(baseline_command.machine, "identify", lambda: other)
+    monkeypatch.setattr(baseline_command.identity, "identify", lambda: other)
     assert bench("compare") == ExitCode.INVALID
     assert "belongs to another machine" in capsys.readouterr().out
 

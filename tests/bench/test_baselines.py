@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import baselines, machine, recording
+from bench import baselines, recording
 from bench.baselines import Baseline, Session, Status
+from bench.machine import identity
 from bench.records.types import Commit, ConfigRef, ExitCode, Machine, Throughput, Verdict
 from dflash.config import load_config
 from steptime.errors import UserError
@@ -24,7 +25,7 @@ from tests.bench.records.test_receipt import receipt
 ROOT = Path(__file__).parents[2]
 STATED = ROOT / "baselines/pro6000x8/qwen3.6-27b.json"
 REFERENCE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
-HERE = machine.describe([("NVIDIA H200", "aaaa")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
+HERE = identity.describe([("NVIDIA H200", "aaaa")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
 CONFIG = ConfigRef("cpu-tiny", "0123456789abcdef")
 
 
@@ -44,7 +45,7 @@ def now(value: float, spread: float = 0.001) -> Throughput:
 
 
 def reference_machine(count: int = 8) -> Machine:
-    return machine.describe([(REFERENCE, f"{i:04d}") for i in range(count)], "AMD EPYC", 96, {})
+    return identity.describe([(REFERENCE, f"{i:04d}") for i in range(count)], "AMD EPYC", 96, {})
 
 
 def test_the_stated_figure() -> None:
@@ -59,7 +60,7 @@ def test_the_stated_figure_belongs_to_its_machine_and_config() -> None:
     config = load_config(ROOT / "configs/pro6000x8-qwen3.6-27b.toml")
     reference = ConfigRef(config.name, config.digest())
     assert baselines.match(stored, reference_machine(), reference).status is Status.MATCH
-    for other in (reference_machine(7), HERE, machine.describe([], "AMD EPYC", 96, {})):
+    for other in (reference_machine(7), HERE, identity.describe([], "AMD EPYC", 96, {})):
         found = baselines.match(stored, other, reference)
         assert (found.status, found.exit_code) == (Status.OTHER_MACHINE, ExitCode.INVALID)
         assert "belongs to another machine (pro6000x8; this is" in found.message
@@ -133,9 +134,9 @@ def test_newer_python_or_a_reboot_keeps_the_baseline_another_gpu_does_not(tmp_pa
     baselines_root = tmp_path / "baselines"
     recording.write(measured(), baselines_root)
     stored = baselines.read_all(baselines_root)
-    newer = machine.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.12.1", "torch": "2.14.0"})
+    newer = identity.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.12.1", "torch": "2.14.0"})
     assert baselines.match(stored, newer, CONFIG).status is Status.MATCH
-    swapped = machine.describe([("NVIDIA H200", "bbbb")], HERE.cpu_model, HERE.cpus, {"python": "3.11.7"})
+    swapped = identity.describe([("NVIDIA H200", "bbbb")], HERE.cpu_model, HERE.cpus, {"python": "3.11.7"})
     refused = baselines.match(stored, swapped, CONFIG)
     assert (refused.status, refused.exit_code) == (Status.OTHER_MACHINE, ExitCode.INVALID)
     changed = baselines.match(stored, HERE, replace(CONFIG, hash="f" * 16))
@@ -149,7 +150,7 @@ def test_versions_are_shown_when_they_differ(tmp_path: Path) -> None:
     config = load_config(None, ["name=cpu-tiny"])
     stored = recording.build(HERE, ConfigRef(config.name, config.digest()), sessions(1000.0, 1010.0, 990.0), "0" * 40)
     recording.write(stored, tmp_path)
-    newer = machine.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.12.1", "torch": "2.13.0"})
+    newer = identity.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.12.1", "torch": "2.13.0"})
     seen = baselines.view(newer, config, now(1000.0), tmp_path)
     assert (seen.status, seen.verdict, seen.sessions) == ("match", "within", 3)
     assert "python 3.11.7 -> 3.12.1" in seen.note

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import baselines, cli, outputs, subjects
-from bench.code import ROOT
+from bench.machine.commit import ROOT
 from bench.records.receipt import Receipt
 from bench.records.types import ExactCounts, ExitCode
 from bench.subject import INJECTED
@@ -50,7 +50,7 @@ class Counted:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Run `overhead` on a simulated subject; returns (exit code, receipt)."""
-    monkeypatch.setattr("bench.machine.unfit", lambda before, after: [])
+    monkeypatch.setattr("bench.machine.state.unfit", lambda before, after: [])
 
     def overhead(*arguments: str, counter: Counted | None = None, **changes: object) -> tuple[int, Receipt]:
         def make_subject(name, config, *, inject_percent=0.0, plant="", time_stages=False):  # type: ignore[no-untyped-def]
@@ -141,7 +141,7 @@ def test_a_counter_that_was_not_armed_is_4(run) -> None:  # type: ignore[no-unty
 
 @fault
 def test_an_unfit_machine_is_4(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("bench.machine.unfit", lambda before, after: ["other programs used 80% of the cores"])
+    monkeypatch.setattr("bench.machine.state.unfit", lambda before, after: ["other programs used 80% of the cores"])
     code, receipt = run()
     assert code == ExitCode.INVALID
     assert "other programs used 80% of the cores" in receipt.reasons

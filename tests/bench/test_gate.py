@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import code, gate, resident, worktrees
-from bench.code import ROOT, read_commit
+from bench import gate, resident, worktrees
 from bench.gate import first_difference, gather, pairs, run_gate
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
+from bench.machine import commit
+from bench.machine.commit import ROOT, read_commit
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ExactCounts, ExitCode, Verdict
@@ -509,8 +510,8 @@ def test_where_git_does_not_tell_what_changed_the_tree_is_dirty_and_like_no_othe
     repository: Path, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     (repository / "README.md").write_text("changed\n")
-    real = code.git_bytes
-    monkeypatch.setattr(code, "git_bytes", lambda *words, cwd: None if words[0] == silent else real(*words, cwd=cwd))
+    real = commit.git_bytes
+    monkeypatch.setattr(commit, "git_bytes", lambda *words, cwd: None if words[0] == silent else real(*words, cwd=cwd))
     first, second = read_commit(repository), read_commit(repository)
     assert first.dirty
     assert first.diff_hash != second.diff_hash

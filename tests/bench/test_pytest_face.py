@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from bench import code, machine, recording
+from bench import recording
 from bench.baselines import Session
+from bench.machine import commit, identity
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ConfigRef
 from dflash.config import load_config
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest_benchmark.logger.PytestB
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "configs/cpu-tiny.toml"
 REFERENCE = ROOT / "configs/pro6000x8-qwen3.6-27b.toml"
-HERE = machine.describe([("NVIDIA H200", "aaaa")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
-ELSEWHERE = machine.describe([("NVIDIA H200", "bbbb")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
+HERE = identity.describe([("NVIDIA H200", "aaaa")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
+ELSEWHERE = identity.describe([("NVIDIA H200", "bbbb")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
 COMMIT = Commit("a" * 40)
 FAILED, USAGE = 1, 4
 QUIET = ("-pno:cacheprovider", "-pno:hypothesispytest", f"--rootdir={ROOT}")
@@ -41,13 +42,13 @@ class Bench:
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pytester, self.path, self.monkeypatch = pytester, pytester.path, monkeypatch
-        monkeypatch.setattr(code, "read_commit", lambda *_: COMMIT)
+        monkeypatch.setattr(commit, "read_commit", lambda *_: COMMIT)
         monkeypatch.delenv("BENCH_REQUIRE_CUDA", raising=False)
         self.on(HERE)
 
-    def on(self, where: machine.Machine) -> None:
+    def on(self, where: identity.Machine) -> None:
         self.machine = where
-        self.monkeypatch.setattr(machine, "identify", lambda *_: where)
+        self.monkeypatch.setattr(identity, "identify", lambda *_: where)
 
     def receipt(self, name: str = "receipt.json", config: Path = TINY, **changes: Any) -> Path:
         path = self.path / name
@@ -154,14 +155,14 @@ def test_newer_python_and_torch_keep_the_baseline_and_are_shown(bench: Bench) ->
     speed = Receipt.read(bench.path / "receipt.json").throughput
     assert speed is not None
     bench.store(*(speed.tokens_per_second * f for f in (1.0, 1.01, 0.99)))
-    bench.on(machine.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.13.1", "torch": "2.13.0"}))
+    bench.on(identity.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.13.1", "torch": "2.13.0"}))
     result = bench.run("--benchmark-compare")
     assert result.ret == 0, text(result)
     assert "versions differ from the compared run: python 3.11.7 -> 3.13.1" in text(result)
 
 
 def test_the_stated_figure_is_a_floor_for_its_machine(bench: Bench) -> None:
-    reference = machine.describe([("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {})
+    reference = identity.describe([("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {})
     bench.on(reference)
     for speed, code_ in ((20.0, 0), (10.0, FAILED)):
         given = bench.receipt(machine=reference, config=REFERENCE, speed=speed)
@@ -353,7 +354,7 @@ def test_an_invalid_run_fails_every_arm(bench: Bench) -> None:
     [
         (lambda b: b.on(ELSEWHERE), "measured on another machine"),
         (
-            lambda b: b.monkeypatch.setattr(code, "read_commit", lambda *_: Commit("c" * 40)),
+            lambda b: b.monkeypatch.setattr(commit, "read_commit", lambda *_: Commit("c" * 40)),
             "it is stale: measured at commit aaaa",
         ),
         (lambda b: b.receipt(config=REFERENCE), "measured with config pro6000x8-qwen3.6-27b"),
@@ -389,7 +390,7 @@ def test_skipped_gpu_benchmarks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     usage_error(measure("-m", "not gpu"), "GPU benchmarks are deselected")
     usage_error(bench.run(), "BENCH_REQUIRE_CUDA=1, but")
     monkeypatch.delenv("BENCH_REQUIRE_CUDA")
-    reference = machine.describe([("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {})
+    reference = identity.describe([("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {})
     bench.on(reference)
     compared = measure("--benchmark-compare", "--benchmark-only")
     assert compared.ret == FAILED

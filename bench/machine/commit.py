@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.records.types import Commit
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def git(*arguments: str, cwd: Path = ROOT) -> str | None:

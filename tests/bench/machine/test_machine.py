@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from bench import machine
-from bench.gpu_watch import GpuWatch
+from bench.machine import identity, state
+from bench.machine.gpu_watch import GpuWatch
 from bench.measure import measure
 from bench.plan import make_arms
 from bench.progress import Reporter
@@ -26,7 +26,7 @@ GPUS = [("NVIDIA RTX PRO 6000", "aaaa"), ("NVIDIA RTX PRO 6000", "bbbb")]
 
 
 class Nvml:
-    """As much of pynvml as machine.py asks for. A value that is an exception is raised."""
+    """As much of pynvml as identity.py asks for. A value that is an exception is raised."""
 
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
@@ -91,7 +91,7 @@ class Nvml:
 
 
 def key(gpus: list[tuple[str, str]] = GPUS, cpu: str = "AMD EPYC 9575F", cpus: int = 64, **versions: str) -> str:
-    return machine.describe(gpus, cpu, cpus, versions).key
+    return identity.describe(gpus, cpu, cpus, versions).key
 
 
 def test_versions_and_a_reboot_do_not_change_the_key() -> None:
@@ -117,80 +117,81 @@ def test_other_hardware_changes_the_key(other: dict[str, Any]) -> None:
 
 def test_key_is_a_folder_name_that_can_be_read() -> None:
     assert key().startswith("2x-rtx-pro-6000-")
-    assert machine.describe([], "Intel(R) Xeon(R) CPU @ 2.10GHz", 2, {}).key.startswith("cpu-intel-xeon-")
-    assert machine.identify(Nvml([])).key.replace("-", "").replace(".", "").isalnum()
+    assert identity.describe([], "Intel(R) Xeon(R) CPU @ 2.10GHz", 2, {}).key.startswith("cpu-intel-xeon-")
+    assert identity.identify(Nvml([])).key.replace("-", "").replace(".", "").isalnum()
 
 
 def test_identify_hashes_uuids_and_creates_no_cuda_context() -> None:
     nvml = Nvml(["GPU-1", "GPU-2"])
-    found = machine.identify(nvml)
+    found = identity.identify(nvml)
     assert [model for model, _ in found.gpus] == ["NVIDIA H200"] * 2
     assert "GPU-1" not in str(found)
     assert (found.versions["driver"], found.versions["cuda driver"]) == ("580.1", "13.2")
     assert (nvml.opened, nvml.closed) == (1, 1)
-    code = "import sys, bench.machine as m; m.identify(); m.read_state(); sys.exit('torch' in sys.modules)"
+    imports = "import sys; from bench.machine import identity, state"
+    code = f"{imports}; identity.identify(); state.read_state(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_no_driver_is_a_machine_without_gpus() -> None:
-    assert machine.identify(Nvml(["GPU-1"], init=RuntimeError("driver not loaded"))).gpus == ()
+    assert identity.identify(Nvml(["GPU-1"], init=RuntimeError("driver not loaded"))).gpus == ()
 
 
 def test_a_value_that_nvml_does_not_give_is_none() -> None:
     nvml = Nvml(["GPU-1"], power=RuntimeError("not supported"), pids=RuntimeError("no permission"), reasons=RuntimeError("no"))
-    (gpu,) = machine.read_gpus(frozenset({1}), nvml)
+    (gpu,) = state.read_gpus(frozenset({1}), nvml)
     assert (gpu.power_w, gpu.foreign_processes, gpu.throttle_reasons) == (None, None, ())
     assert (gpu.sm_clock_mhz, gpu.power_limit_w) == (1800, 700.0)
 
 
 def test_other_processes_on_the_gpu_are_counted_ours_are_not() -> None:
     me = os.getpid()
-    assert machine.read_gpus(frozenset({me}), Nvml(["G"], pids=[me]))[0].foreign_processes == 0
-    assert machine.read_gpus(frozenset({me}), Nvml(["G"], pids=[me, 1]))[0].foreign_processes == 1
-    assert machine.read_gpus(frozenset({me}), Nvml(["G"], pids=[1]))[0].foreign_processes == 1
+    assert state.read_gpus(frozenset({me}), Nvml(["G"], pids=[me]))[0].foreign_processes == 0
+    assert state.read_gpus(frozenset({me}), Nvml(["G"], pids=[me, 1]))[0].foreign_processes == 1
+    assert state.read_gpus(frozenset({me}), Nvml(["G"], pids=[1]))[0].foreign_processes == 1
 
 
 def test_ids_from_outside_the_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container NVML tells the host's process ids: as many as we have CUDA processes are taken for ours."""
     unknown = [4_194_300, 4_194_301]
-    monkeypatch.setattr(machine, "_uses_cuda", lambda pid: pid == os.getpid())
+    monkeypatch.setattr(state, "_uses_cuda", lambda pid: pid == os.getpid())
     tree = frozenset({os.getpid()})
-    assert machine.read_gpus(tree, Nvml(["G"], pids=unknown[:1]))[0].foreign_processes == 0
-    assert machine.read_gpus(tree, Nvml(["G"], pids=unknown))[0].foreign_processes == 1
+    assert state.read_gpus(tree, Nvml(["G"], pids=unknown[:1]))[0].foreign_processes == 0
+    assert state.read_gpus(tree, Nvml(["G"], pids=unknown))[0].foreign_processes == 1
 
 
 def test_process_tree_holds_children() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as child:
         try:
-            assert {os.getpid(), child.pid} <= machine.process_tree()
-            assert 1 not in machine.process_tree()
+            assert {os.getpid(), child.pid} <= state.process_tree()
+            assert 1 not in state.process_tree()
         finally:
             child.kill()
 
 
 def test_quota_and_throttling_from_both_control_group_versions(tmp_path: Path) -> None:
-    assert machine.cpu_quota(tmp_path) is None
-    assert machine.throttled_seconds(tmp_path) is None
+    assert identity.cpu_quota(tmp_path) is None
+    assert state.throttled_seconds(tmp_path) is None
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 2500000\n")
-    assert machine.cpu_quota(tmp_path) == 1.5
-    assert machine.throttled_seconds(tmp_path) == 2.5
+    assert identity.cpu_quota(tmp_path) == 1.5
+    assert state.throttled_seconds(tmp_path) == 2.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert machine.cpu_quota(tmp_path) is None
+    assert identity.cpu_quota(tmp_path) is None
     old = tmp_path / "old"
     (old / "cpu").mkdir(parents=True)
     (old / "cpu/cpu.cfs_quota_us").write_text("200000\n")
     (old / "cpu/cpu.cfs_period_us").write_text("100000\n")
     (old / "cpu/cpu.stat").write_text("throttled_time 3000000000\n")
-    assert (machine.cpu_quota(old), machine.throttled_seconds(old)) == (2.0, 3.0)
+    assert (identity.cpu_quota(old), state.throttled_seconds(old)) == (2.0, 3.0)
 
 
 def test_own_work_is_counted_children_included() -> None:
-    before = machine.read_state()
+    before = state.read_state()
     subprocess.run(
         [sys.executable, "-c", "import time; t = time.process_time()\nwhile time.process_time() - t < 0.2: pass"], check=True
     )
-    after = machine.read_state()
+    after = state.read_state()
     assert after.own_cpu_s - before.own_cpu_s > 0.15
     assert after.monotonic_s > before.monotonic_s
     assert time.monotonic() >= after.monotonic_s
@@ -221,16 +222,16 @@ def after(**changes: Any) -> MachineState:
     ],
 )
 def test_unfit(changes: dict[str, Any], reason: str) -> None:
-    reasons = machine.unfit(replace(START, gpus=(GPU,)), after(**({"gpus": (GPU,)} | changes)))
+    reasons = state.unfit(replace(START, gpus=(GPU,)), after(**({"gpus": (GPU,)} | changes)))
     assert len(reasons) == 1
     assert reason in reasons[0]
 
 
 def test_fit() -> None:
     """Our own load, a GPU at its power cap and moderate load of others are how machines are."""
-    assert machine.unfit(replace(START, gpus=(GPU,)), after(gpus=(GPU,), machine_cpu_s=120.0)) == []
-    assert machine.unfit(None, None) == []
-    notes = machine.remarks(replace(START, gpus=(GPU,)), after(gpus=(GPU,), machine_cpu_s=120.0))
+    assert state.unfit(replace(START, gpus=(GPU,)), after(gpus=(GPU,), machine_cpu_s=120.0)) == []
+    assert state.unfit(None, None) == []
+    notes = state.remarks(replace(START, gpus=(GPU,)), after(gpus=(GPU,), machine_cpu_s=120.0))
     assert notes == [
         "other programs used 25% of the cores while measuring",
         "GPU 0 ran at its power cap",
@@ -240,16 +241,16 @@ def test_fit() -> None:
 
 def test_inside_a_cpu_set_the_hosts_load_says_nothing() -> None:
     inside = replace(START, host_cpus=64)
-    assert machine.unfit(inside, after(host_cpus=64, machine_cpu_s=700.0)) == []
+    assert state.unfit(inside, after(host_cpus=64, machine_cpu_s=700.0)) == []
 
 
 def test_shared_before_measuring_is_unfit_even_when_gone_after() -> None:
     busy = replace(START, gpus=(replace(GPU, foreign_processes=1),))
-    assert "before measuring" in machine.unfit(busy, after(gpus=(GPU,)))[0]
+    assert "before measuring" in state.unfit(busy, after(gpus=(GPU,)))[0]
 
 
 def test_differences_of_versions() -> None:
-    assert machine.differences({"torch": "2.12", "python": "3.11"}, {"torch": "2.13", "python": "3.11", "triton": "3"}) == [
+    assert identity.differences({"torch": "2.12", "python": "3.11"}, {"torch": "2.13", "python": "3.11", "triton": "3"}) == [
         "torch 2.12 -> 2.13",
         "triton absent -> 3",
     ]
@@ -276,10 +277,10 @@ def loaded(**changes: Any) -> GpuState:
 def test_what_comes_and_goes_under_load_is_unfit(seen: GpuState, reason: str) -> None:
     """Afterwards the GPU is idle: reasons are gone, and so is the stranger."""
     before, then = replace(START, gpus=(loaded(),)), after(gpus=(loaded(throttle_reasons=("idle",)),))
-    assert machine.unfit(before, machine.with_seen(then, [loaded()])) == []
-    (found,) = machine.unfit(before, machine.with_seen(then, [loaded(), seen, loaded()]))
+    assert state.unfit(before, state.with_seen(then, [loaded()])) == []
+    (found,) = state.unfit(before, state.with_seen(then, [loaded(), seen, loaded()]))
     assert reason in found
-    assert machine.with_seen(then, [loaded(index=7)]) == then
+    assert state.with_seen(then, [loaded(index=7)]) == then
 
 
 def test_gpus_are_looked_at_now_and_then_and_without_one_once() -> None:
@@ -303,7 +304,7 @@ def test_gpus_are_looked_at_now_and_then_and_without_one_once() -> None:
 def test_a_run_that_was_throttled_in_its_middle_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     hot = loaded(throttle_reasons=("hardware slowdown",))
     monkeypatch.setattr("bench.measure.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot))
-    monkeypatch.setattr(machine, "read_state", lambda: replace(START, gpus=(loaded(),)))
+    monkeypatch.setattr(state, "read_state", lambda: replace(START, gpus=(loaded(),)))
     subject = SpinSubject({"a": 0.0}, noise=Noise(step=0.001, slow=0.0))
     arms = make_arms(("a",))
     run = measure(
@@ -316,5 +317,5 @@ def test_a_run_that_was_throttled_in_its_middle_is_invalid(monkeypatch: pytest.M
         reporter=Reporter(quiet=True),
         clock=subject.clock_s,
     )
-    found = machine.unfit(run.measurement.before, run.measurement.after)
+    found = state.unfit(run.measurement.before, run.measurement.after)
     assert found == ["GPU 0 was throttled during or after measuring: hardware slowdown"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.sentinel import Sentinel, run_sentinel
+from bench.machine.sentinel import Sentinel, run_sentinel
 
 
 def test_it_takes_a_measurable_time() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import cores
-from bench.cores import OwnCores, kept_on, usable
+from bench.machine import cores
+from bench.machine.cores import OwnCores, kept_on, usable
 from bench.records.types import Arm
 from bench.subject import SegmentRequest, Taken
 from bench.subjects.trainer import TrainerSubject

@@ -1,33 +1,23 @@
-"""What machine is this, and is it fit to measure? NVML and /proc only: no CUDA context is created.
+"""Is the machine fit to measure? What may change from minute to minute, read at both ends of a run, and judged.
 
-The key is made of what does not change between boots: the GPUs' models and UUIDs (hashed), their number, the CPU's model and
-the cores that this process may use. Two GPUs of one model differ by 8% on average (Sinha et al., SC22), so a model name is not a
-key. Versions of driver, CUDA, torch and Python are recorded beside it and shown when they differ.
+NVML and /proc only: no CUDA context is created.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import importlib
-import importlib.metadata
-import math
 import os
-import platform
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from bench.records.types import GpuState, Machine, MachineState
-
-PROC: Final = Path("/proc")
-CGROUP: Final = Path("/sys/fs/cgroup")
-PACKAGES: Final = ("torch", "transformers", "flash-linear-attention", "triton", "numpy")
+from bench.machine.identity import CGROUP, PROC, usable_cpus
+from bench.machine.nvml import ask, handles, opened
+from bench.records.types import GpuState, MachineState
 
 REASONS: Final = {
     0x1: "idle",
@@ -49,83 +39,6 @@ FOREIGN_SHARE: Final = 0.5
 """Share of the cores that other programs may use while we measure; pairing cancels less than that."""
 STEAL_SHARE: Final = 0.2
 THROTTLED_SHARE: Final = 0.25
-
-
-def identify(nvml: ModuleType | Any | None = None) -> Machine:
-    """The machine with its key and versions. `nvml`: a stand-in for pynvml, for tests."""
-    versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
-    for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    gpus: list[tuple[str, str]] = []
-    with _nvml(nvml) as api:
-        if api is not None:
-            for handle in _handles(api):
-                uuid = _text(api.nvmlDeviceGetUUID(handle))
-                gpus.append((_text(api.nvmlDeviceGetName(handle)), hashlib.sha256(uuid.encode()).hexdigest()[:8]))
-            with contextlib.suppress(Exception):
-                versions["driver"] = _text(api.nvmlSystemGetDriverVersion())
-            with contextlib.suppress(Exception):
-                version = int(api.nvmlSystemGetCudaDriverVersion_v2())
-                versions["cuda driver"] = f"{version // 1000}.{version % 1000 // 10}"
-    return describe(gpus, cpu_model(), usable_cpus(), versions)
-
-
-def describe(gpus: Iterable[tuple[str, str]], cpu: str, cpus: int, versions: dict[str, str]) -> Machine:
-    """Pure: the machine with its key, a readable name and eight hex digits over all that the key depends on.
-
-    `gpus`: (model, UUID hash) in any order. Versions do not reach the key.
-    """
-    ordered = tuple(sorted(gpus))
-    facts = "\n".join([*(f"{model} {uuid}" for model, uuid in ordered), cpu, str(cpus)])
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:8]
-    models = sorted({model for model, _ in ordered})
-    name = f"{len(ordered)}x-{'-'.join(models)}" if ordered else f"cpu-{cpu}-{cpus}"
-    return Machine(f"{_slug(name)}-{digest}", cpu, cpus, ordered, dict(versions))
-
-
-def _slug(text: str) -> str:
-    text = re.sub(r"\b(nvidia|corporation|processor|cpu @.*|\(r\)|\(tm\))", " ", text.lower())
-    return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")[:60].strip("-")
-
-
-def differences(recorded: dict[str, str], now: dict[str, str]) -> list[str]:
-    """`torch 2.12.0 -> 2.13.0` for each version that is not what it was."""
-    return [
-        f"{name} {recorded.get(name, 'absent')} -> {now.get(name, 'absent')}"
-        for name in sorted({*recorded, *now})
-        if recorded.get(name) != now.get(name)
-    ]
-
-
-@functools.cache
-def cpu_model() -> str:
-    """Model name of the CPU, or the architecture where the system does not tell."""
-    with contextlib.suppress(OSError):
-        for line in (PROC / "cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.lower().startswith(("model name", "hardware", "cpu model")):
-                return " ".join(line.partition(":")[2].split())
-    return platform.processor() or platform.machine() or "unknown"
-
-
-def usable_cpus() -> int:
-    """Cores that this process may use: affinity and the control group's quota, rounded up."""
-    count = os.cpu_count() or 1
-    with contextlib.suppress(AttributeError, OSError):
-        count = len(os.sched_getaffinity(os.getpid()))
-    quota = cpu_quota()
-    return max(1, min(count, math.ceil(quota))) if quota else count
-
-
-def cpu_quota(root: Path = CGROUP) -> float | None:
-    """CPU quota of the control group in cores (version 2, else 1); None without one."""
-    with contextlib.suppress(OSError, ValueError):
-        most, period = (root / "cpu.max").read_text().split()
-        return None if most == "max" else int(most) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        most_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        return most_us / int((root / "cpu/cpu.cfs_period_us").read_text()) if most_us > 0 else None
-    return None
 
 
 def throttled_seconds(root: Path = CGROUP) -> float | None:
@@ -211,18 +124,18 @@ def _cpu_mhz() -> float | None:
 def read_gpus(tree: frozenset[int], nvml: ModuleType | Any | None = None) -> list[GpuState]:
     """State of every GPU; a value that NVML does not give is None."""
     found = []
-    with _nvml(nvml) as api:
+    with opened(nvml) as api:
         if api is None:
             return []
-        for index, handle in enumerate(_handles(api)):
+        for index, handle in enumerate(handles(api)):
             found.append(
                 GpuState(
                     index=index,
-                    sm_clock_mhz=_try(api.nvmlDeviceGetClockInfo, handle, api.NVML_CLOCK_SM),
-                    max_sm_clock_mhz=_try(api.nvmlDeviceGetMaxClockInfo, handle, api.NVML_CLOCK_SM),
-                    temperature_c=_try(api.nvmlDeviceGetTemperature, handle, api.NVML_TEMPERATURE_GPU),
-                    power_w=_watts(_try(api.nvmlDeviceGetPowerUsage, handle)),
-                    power_limit_w=_watts(_try(api.nvmlDeviceGetEnforcedPowerLimit, handle)),
+                    sm_clock_mhz=ask(api.nvmlDeviceGetClockInfo, handle, api.NVML_CLOCK_SM),
+                    max_sm_clock_mhz=ask(api.nvmlDeviceGetMaxClockInfo, handle, api.NVML_CLOCK_SM),
+                    temperature_c=ask(api.nvmlDeviceGetTemperature, handle, api.NVML_TEMPERATURE_GPU),
+                    power_w=_watts(ask(api.nvmlDeviceGetPowerUsage, handle)),
+                    power_limit_w=_watts(ask(api.nvmlDeviceGetEnforcedPowerLimit, handle)),
                     throttle_reasons=_reasons(api, handle),
                     foreign_processes=_foreign(api, handle, tree),
                 )
@@ -232,12 +145,12 @@ def read_gpus(tree: frozenset[int], nvml: ModuleType | Any | None = None) -> lis
 
 def _reasons(api: Any, handle: Any) -> tuple[str, ...]:
     read = getattr(api, "nvmlDeviceGetCurrentClocksEventReasons", None) or api.nvmlDeviceGetCurrentClocksThrottleReasons
-    mask = _try(read, handle)
+    mask = ask(read, handle)
     return () if mask is None else tuple(name for bit, name in REASONS.items() if mask & bit)
 
 
 def _foreign(api: Any, handle: Any, tree: frozenset[int]) -> int | None:
-    running = _try(api.nvmlDeviceGetComputeRunningProcesses, handle)
+    running = ask(api.nvmlDeviceGetComputeRunningProcesses, handle)
     if running is None:
         return None
     pids = {process.pid for process in running}
@@ -336,41 +249,5 @@ def _share(first: float | None, last: float | None, before: MachineState, after:
     return None if first is None or last is None or elapsed <= 0 else (last - first) / (elapsed * before.cpus)
 
 
-@contextlib.contextmanager
-def _nvml(stand_in: ModuleType | Any | None) -> Iterator[Any | None]:
-    """NVML ready to be asked, or None where there is none."""
-    api: Any = stand_in
-    if api is None:
-        try:
-            api = importlib.import_module("pynvml")
-        except ImportError:
-            yield None
-            return
-    try:
-        api.nvmlInit()
-    except Exception:
-        yield None
-        return
-    try:
-        yield api
-    finally:
-        with contextlib.suppress(Exception):
-            api.nvmlShutdown()
-
-
-def _handles(api: Any) -> list[Any]:
-    return [api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())]
-
-
-def _try(read: Any, *arguments: Any) -> Any:
-    with contextlib.suppress(Exception):
-        return read(*arguments)
-    return None
-
-
 def _watts(milliwatts: float | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000.0
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from bench import machine
+from bench.machine import state
 from bench.records.types import GpuState
 
 EVERY_S = 10.0
@@ -14,7 +14,7 @@ EVERY_S = 10.0
 
 def read_gpus() -> Sequence[GpuState]:
     """The state of every GPU; processes that descend from this one are no strangers."""
-    return machine.read_gpus(machine.process_tree())
+    return state.read_gpus(state.process_tree())
 
 
 class GpuWatch:
@@ -24,7 +24,7 @@ class GpuWatch:
         read, clock: stand-ins, for tests.
 
     Attributes:
-        seen: states of all looks, in order; `machine.with_seen` lays them into the state after the run.
+        seen: states of all looks, in order; `state.with_seen` lays them into the state after the run.
     """
 
     def __init__(self, read: Callable[[], Sequence[GpuState]] = read_gpus, clock: Callable[[], float] = time.monotonic) -> None:

@@ -18,7 +18,7 @@ from bench.machine.sentinel import Sentinel
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import ConfigRef, ExitCode, Verdict
-from bench.verdict import CODES
+from bench.statistics.verdict import CODES
 from dflash.config import Config
 from steptime.errors import UserError
 

@@ -20,12 +20,12 @@ import numpy as np
 from scipy.stats import mannwhitneyu, ttest_ind
 from tabulate import tabulate
 
-from bench.contrasts import Floats
-from bench.intervals import interval
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, Verdict, log_ratio
 from bench.simulate import NOISES, STEPS, Noise, contrast, share, step_logs
-from bench.verdict import classify
+from bench.statistics.contrasts import Floats
+from bench.statistics.intervals import interval
+from bench.statistics.verdict import classify
 from steptime.errors import UserError
 
 PAIRS: Final = 20

@@ -29,7 +29,7 @@ from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, Arm, Commit
 from bench.report.show import show
 from bench.resident import Resident, WorkerLost
-from bench.stopping import SHARE_OF_BUDGET
+from bench.statistics.stopping import SHARE_OF_BUDGET
 from bench.subject import SegmentRequest, Taken
 from bench.worktrees import NoHarness, Tree, checked_out
 from dflash.config import Config

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bench import outputs
-from bench.analysis import difference
-from bench.contrasts import contrasts
-from bench.intervals import interval, throughput
 from bench.machine import identity, state
 from bench.plan import MIN_SEGMENT_S
 from bench.records.receipt import BaselineView, Receipt
@@ -24,7 +21,10 @@ from bench.records.types import (
     Throughput,
     Verdict,
 )
-from bench.verdict import Judgement, judge_pair
+from bench.statistics.analysis import difference
+from bench.statistics.contrasts import contrasts
+from bench.statistics.intervals import interval, throughput
+from bench.statistics.verdict import Judgement, judge_pair
 from dflash.config import Config
 
 BASE, HEAD = "base", "head"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from bench.intervals import throughput
 from bench.losses import check_losses
 from bench.machine import state
 from bench.machine.gpu_watch import GpuWatch
@@ -17,7 +16,8 @@ from bench.machine.sentinel import Sentinel, run_sentinel
 from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, size
 from bench.progress import Reporter
 from bench.records.types import OFF, Arm, Measurement, Segment
-from bench.stopping import MIN_ROUNDS, Watch
+from bench.statistics.intervals import throughput
+from bench.statistics.stopping import MIN_ROUNDS, Watch
 from bench.subject import SegmentRequest, Subject, SubjectResult, Taken
 
 PILOT_CYCLES = 3

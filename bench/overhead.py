@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench import baselines, counting, outputs
-from bench.analysis import Analysis, analyse
 from bench.machine import identity, state
 from bench.machine.commit import read_commit
 from bench.measure import Run, measure
@@ -16,9 +15,10 @@ from bench.progress import Reporter
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import ALL, ConfigRef, ExactCounts, Machine, Segment
 from bench.report.show import show
-from bench.stopping import Watch, judged
+from bench.statistics.analysis import Analysis, analyse
+from bench.statistics.stopping import Watch, judged
+from bench.statistics.verdict import Budgets, Judgement, judge
 from bench.subject import Subject
-from bench.verdict import Budgets, Judgement, judge
 from dflash.config import Config
 from steptime.errors import UserError
 

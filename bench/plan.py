@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.records.types import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, Arm
-from bench.stopping import MIN_ROUNDS
+from bench.statistics.stopping import MIN_ROUNDS
 from steptime.errors import UserError, nearest
 
 MIN_SEGMENT_S = 0.01

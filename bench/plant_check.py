@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.analysis import COUNT_KINDS
 from bench.counting import ProcessCounter
 from bench.outputs import child_environment
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, ONLY, Arm, ExactCounts, Verdict
 from bench.report import words
+from bench.statistics.analysis import COUNT_KINDS
 from dflash.config import Config
 
 PLANT_MINUTES = 0.5

@@ -17,15 +17,15 @@ import numpy as np
 from tabulate import tabulate
 
 from bench import trials
-from bench.contrasts import Floats, Rounds, contrasts
-from bench.estimates import by_process
 from bench.gate_verdict import BASE, HEAD
-from bench.intervals import interval
 from bench.rates import Noise
 from bench.records.types import Verdict, log_ratio, slowdown_percent
 from bench.simulate import Cost, share
+from bench.statistics.contrasts import Floats, Rounds, contrasts
+from bench.statistics.estimates import by_process
+from bench.statistics.intervals import interval
+from bench.statistics.verdict import classify
 from bench.trials import Trial
-from bench.verdict import classify
 from steptime.errors import UserError
 
 COSTS = (

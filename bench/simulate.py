@@ -17,11 +17,11 @@ from scipy.stats import binomtest
 from scipy.stats import t as t_distribution
 from tabulate import tabulate
 
-from bench.contrasts import Floats, Rounds, midmean, tail_excess
-from bench.intervals import ALPHA, NOMINAL, interval
 from bench.records.types import Interval, Verdict, log_ratio
-from bench.stopping import MIN_ROUNDS, SHARE_OF_BUDGET, half_width, looks
-from bench.verdict import classify
+from bench.statistics.contrasts import Floats, Rounds, midmean, tail_excess
+from bench.statistics.intervals import ALPHA, NOMINAL, interval
+from bench.statistics.stopping import MIN_ROUNDS, SHARE_OF_BUDGET, half_width, looks
+from bench.statistics.verdict import classify
 
 STEPS: Final = 16
 CAP: Final = 64

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.analysis import analyse
-from bench.contrasts import Rounds
 from bench.plan import make_arms, rounds
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import (
@@ -22,7 +20,9 @@ from bench.records.types import (
     Measurement,
     Segment,
 )
-from bench.verdict import judge
+from bench.statistics.analysis import analyse
+from bench.statistics.contrasts import Rounds
+from bench.statistics.verdict import judge
 
 COLLECTORS = ("profile", "pipeline")
 
@@ -89,8 +89,8 @@ def interval(percent: float, low: float, high: float, *, n: int = 12, p: float |
     """An interval as printed; its spread is the one that gives these bounds."""
     from scipy import stats
 
-    from bench.intervals import NOMINAL
     from bench.records.types import log_ratio
+    from bench.statistics.intervals import NOMINAL
 
     half = (log_ratio(high) - log_ratio(low)) / 2
     spread = 100.0 * half / float(stats.t.isf(NOMINAL, n - 1)) * n**0.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.analysis import analyse
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import (
     ALL,
@@ -21,7 +20,8 @@ from bench.records.types import (
     Throughput,
     Verdict,
 )
-from bench.verdict import Judgement, judge, judge_pair
+from bench.statistics.analysis import analyse
+from bench.statistics.verdict import Judgement, judge, judge_pair
 from tests.bench.make import interval, measurement, segment
 
 MACHINE = Machine(

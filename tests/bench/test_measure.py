@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from bench.analysis import analyse
 from bench.measure import Run, measure
 from bench.plan import make_arms
 from bench.progress import Reporter
 from bench.records.types import ALL, ExactCounts, ExitCode, Verdict
-from bench.stopping import MIN_ROUNDS, Watch, judged
+from bench.statistics.analysis import analyse
+from bench.statistics.stopping import MIN_ROUNDS, Watch, judged
+from bench.statistics.verdict import judge
 from bench.subject import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
-from bench.verdict import judge
 from steptime.errors import UserError
 
 QUIET = Noise(step=0.004, slow=0.004)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.plan import MIN_SEGMENT_S, choose_collectors, human_time, make_arms, one_round, rounds, size
 from bench.records.types import ALL, OFF, OFF_AGAIN
-from bench.stopping import MIN_ROUNDS
+from bench.statistics.stopping import MIN_ROUNDS
 from steptime.errors import UserError
 
 SIX = ("profile", "gpu", "pipeline", "workers", "batch", "cuda")

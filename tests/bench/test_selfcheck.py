@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from bench import rivals, selfcheck, trials
-from bench.contrasts import Rounds
 from bench.gate import pairs
 from bench.gate_verdict import HEAD, Evidence, Launch
 from bench.plant_check import PlantFound, judge_plant, time_plant
@@ -23,6 +22,7 @@ from bench.rates import Noise, Report, Row, add, exit_code, make_rows, rows_of, 
 from bench.records.types import ExactCounts, ExitCode
 from bench.report.rates import share, to_json, to_markdown, to_text
 from bench.selfcheck import COSTS, judge_again, run_selfcheck
+from bench.statistics.contrasts import Rounds
 from bench.trials import Trial
 from dflash.config import Config
 from steptime.errors import UserError

@@ -19,7 +19,7 @@ from bench.measure import measure
 from bench.plan import make_arms
 from bench.progress import Reporter
 from bench.records.types import ALL, GpuState, MachineState
-from bench.stopping import Watch, judged
+from bench.statistics.stopping import Watch, judged
 from bench.subjects.spin import Noise, SpinSubject
 
 GPUS = [("NVIDIA RTX PRO 6000", "aaaa"), ("NVIDIA RTX PRO 6000", "bbbb")]

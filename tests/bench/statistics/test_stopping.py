@@ -7,12 +7,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from bench.contrasts import Rounds
-from bench.estimates import estimate, estimate_units
-from bench.intervals import NOMINAL
 from bench.records.types import Verdict, log_ratio
 from bench.simulate import CAP, NOISES, SHARED, Cost, Rates, rates, report, run_rule, share, simulate, stopping_error
-from bench.stopping import MIN_ROUNDS, Watch, half_width, judged, looks
+from bench.statistics.contrasts import Rounds
+from bench.statistics.estimates import estimate, estimate_units
+from bench.statistics.intervals import NOMINAL
+from bench.statistics.stopping import MIN_ROUNDS, Watch, half_width, judged, looks
 from tests.bench.make import measurement, segment
 
 RUNS = 800
@@ -87,8 +87,8 @@ def test_the_rule_looks_at_the_spread_and_not_at_the_effect() -> None:
 
 def test_simulation_agrees_with_segments() -> None:
     """The arrays of the simulation and the segments of a run give the same contrasts."""
-    from bench.contrasts import contrasts
     from bench.simulate import contrast, step_logs
+    from bench.statistics.contrasts import contrasts
 
     logs = step_logs(SHARED, 1, 8, 8, np.random.default_rng(1)).reshape(1, 4, 2, 8)
     base = np.log(np.linspace(0.05, 0.2, 8))

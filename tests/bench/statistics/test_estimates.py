@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench.contrasts import Rounds
-from bench.estimates import (
+from bench.records.types import log_ratio, slowdown_percent
+from bench.statistics.contrasts import Rounds
+from bench.statistics.estimates import (
     CUT,
     MIDDLE_OF_PROCESS,
     MIDDLE_ROUNDS,
@@ -20,8 +21,7 @@ from bench.estimates import (
     judging,
     trimmed,
 )
-from bench.intervals import NOMINAL, SWITCHED, interval, sign_flip
-from bench.records.types import log_ratio, slowdown_percent
+from bench.statistics.intervals import NOMINAL, SWITCHED, interval, sign_flip
 from tests.bench.make import made_rounds as made
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from bench.contrasts import TAIL_WIDTH, Floats, Rounds
+from bench.statistics.contrasts import TAIL_WIDTH, Floats, Rounds
 
 SHARPER: Final = 0.8
 """The step estimator judges only where its rounds spread by less than this share of what whole segments do. Where it gains

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from bench.analysis import COUNT_KINDS, Analysis, Evidence
-from bench.intervals import ALPHA, NOMINAL, holm, p_over, p_under
 from bench.records.types import ALL, Cost, ExitCode, Interval, Verdict
-from bench.stopping import MIN_ROUNDS
+from bench.statistics.analysis import COUNT_KINDS, Analysis, Evidence
+from bench.statistics.intervals import ALPHA, NOMINAL, holm, p_over, p_under
+from bench.statistics.stopping import MIN_ROUNDS
 
 BUDGET_PERCENT: Final = 1.0
 """Default budget of all collectors together."""

@@ -22,10 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bench.contrasts import Rounds, collect, contrast_of_round
-from bench.estimates import judging
-from bench.intervals import NOMINAL
 from bench.records.types import ALL, OFF, ONLY, WITHOUT, Arm, Segment, log_ratio
+from bench.statistics.contrasts import Rounds, collect, contrast_of_round
+from bench.statistics.estimates import judging
+from bench.statistics.intervals import NOMINAL
 
 MIN_ROUNDS: Final = 8
 GROWTH: Final = 1.5

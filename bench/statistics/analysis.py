@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.contrasts import contrasts, rounds_of
-from bench.intervals import interval, throughput
 from bench.records.types import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, ExactCounts, Interval, Measurement, Segment, Throughput
+from bench.statistics.contrasts import contrasts, rounds_of
+from bench.statistics.intervals import interval, throughput
 
 COUNT_KINDS = ("syncs", "operations", "copies", "allocations")
 

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from bench.contrasts import Floats, Rounds, rounds_of
-from bench.estimates import Estimate, estimate_units, judging, p_of, t_quantile
 from bench.records.types import Interval, Segment, log_ratio, slowdown_percent
+from bench.statistics.contrasts import Floats, Rounds, rounds_of
+from bench.statistics.estimates import Estimate, estimate_units, judging, p_of, t_quantile
 
 ALPHA: Final = 0.05
 """Error that each one-sided bound keeps, whenever the stopping rule stops."""

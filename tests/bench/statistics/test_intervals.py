@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench.contrasts import contrasts, midmean, tail_excess
-from bench.estimates import Estimate, estimate
-from bench.intervals import NOMINAL, equivalence_p, holm, interval, minimum_detectable, p_over, sign_flip, throughput
 from bench.records.types import log_ratio, slowdown_percent
+from bench.statistics.contrasts import contrasts, midmean, tail_excess
+from bench.statistics.estimates import Estimate, estimate
+from bench.statistics.intervals import NOMINAL, equivalence_p, holm, interval, minimum_detectable, p_over, sign_flip, throughput
 from tests.bench.make import made_rounds as made
 from tests.bench.make import segment
 

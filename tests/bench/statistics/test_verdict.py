@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.analysis import Analysis, Evidence, analyse
-from bench.contrasts import collect
-from bench.intervals import interval as interval_of
 from bench.records.types import ALL, OFF_AGAIN, Arm, ExitCode, Interval, Measurement, Throughput, Verdict
-from bench.verdict import Budgets, classify, judge, judge_pair, worst
+from bench.statistics.analysis import Analysis, Evidence, analyse
+from bench.statistics.contrasts import collect
+from bench.statistics.intervals import interval as interval_of
+from bench.statistics.verdict import Budgets, classify, judge, judge_pair, worst
 from tests.bench.make import COLLECTORS, counts, interval, measurement
 
 CLEAN = {"syncs": 0, "operations": 0, "copies": 0, "allocations": None}

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import outputs
-from bench.counting import ProcessCounter
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
 from bench.losses import LossCheck, check_losses
 from bench.machine import identity, state
@@ -31,6 +30,7 @@ from bench.report.show import show
 from bench.resident import Resident, WorkerLost
 from bench.statistics.stopping import SHARE_OF_BUDGET
 from bench.subject import SegmentRequest, Taken
+from bench.syncs.counting import ProcessCounter
 from bench.worktrees import NoHarness, Tree, checked_out
 from dflash.config import Config
 
@@ -310,7 +310,8 @@ def compare_traces(
 def counting_code(root: Path) -> str:
     """Digest of the code that counts: each tree counts with its own."""
     digest = hashlib.sha256()
-    for path in (root / "bench" / "counting.py", *sorted((root / "bench" / "syncs").rglob("*.py"))):
+    rooms = [root / "bench" / "syncs", root / "steptime" / "syncs"]
+    for path in (root / "bench" / "counting.py", *(path for room in rooms for path in sorted(room.rglob("*.py")))):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes() if path.exists() else b"")
     return digest.hexdigest()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench import baselines, counting, outputs
+from bench import baselines, outputs
 from bench.machine import identity, state
 from bench.machine.commit import read_commit
 from bench.measure import Run, measure
@@ -19,6 +19,7 @@ from bench.statistics.analysis import Analysis, analyse
 from bench.statistics.stopping import Watch, judged
 from bench.statistics.verdict import Budgets, Judgement, judge
 from bench.subject import Subject
+from bench.syncs import counting
 from dflash.config import Config
 from steptime.errors import UserError
 
@@ -37,7 +38,7 @@ class Options:
         budget_percent: for all collectors together; each one has half of it.
         inject_percent: adds a collector `injected` that loses this share of the throughput.
         together: all collectors as one against `off`; no single one is measured.
-        plant: name out of `bench.planted.PLANTED`: adds that bad collector.
+        plant: name out of `bench.syncs.faults.planted.PLANTED`: adds that bad collector.
     """
 
     config: Config

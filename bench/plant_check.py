@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.counting import ProcessCounter
 from bench.outputs import child_environment
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, ONLY, Arm, ExactCounts, Verdict
 from bench.report import words
 from bench.statistics.analysis import COUNT_KINDS
+from bench.syncs.counting import ProcessCounter
 from dflash.config import Config
 
 PLANT_MINUTES = 0.5
@@ -33,7 +33,7 @@ class PlantFound:
 
 def check_plants(config: Config, config_path: str, settings: Sequence[str], end: float, reporter: Reporter) -> list[PlantFound]:
     """Every planted fault: those that counters can see by the exact counts, the others by their time, as long as it lasts."""
-    from bench.planted import COUNTED, PLANTED
+    from bench.syncs.faults.planted import COUNTED, PLANTED
 
     reporter.say(f"selfcheck: counting {len(COUNTED)} planted faults")
     found = count_plants(config, COUNTED)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from steptime.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from bench.counting import Counter
     from bench.subject import Subject
+    from bench.syncs.counting import Counter
     from dflash.config import Config
 
 NAMES = ("trainer", "spin")
@@ -32,8 +32,8 @@ def make_subject(
             raise UserError("--plant needs the trainer: the spin subject has no device work to spoil")
         return SpinSubject({"idle": 0.0, "idler": 0.0} | injected), None
     if name == "trainer":
-        from bench.counting import ProcessCounter
         from bench.subjects.trainer import TrainerSubject
+        from bench.syncs.counting import ProcessCounter
 
         subject = TrainerSubject(config, injected=injected, plant=plant, time_stages=time_stages)
         return subject, ProcessCounter(subject.config.model_dump(mode="json"), plants=[plant] if plant else [])

@@ -83,7 +83,7 @@ class TrainerSubject:
     Args:
         config: the user's settings; measured as `harness_config(config)`.
         injected: names of collectors that lose a known share of each step.
-        plant: a bad collector out of `bench.planted.PLANTED`.
+        plant: a bad collector out of `bench.syncs.faults.planted.PLANTED`.
         cycle: steps in the replayed cycle.
         time_stages: also time each stage alone, before the run.
     """
@@ -97,7 +97,7 @@ class TrainerSubject:
         cycle: int = CYCLE_STEPS,
         time_stages: bool = False,
     ) -> None:
-        from bench.planted import make_plant
+        from bench.syncs.faults.planted import make_plant
         from dflash.observe.registry import COLLECTORS
 
         self.name = "trainer"

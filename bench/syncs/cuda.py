@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
-from bench.syncs.allocator import AllocatorWay
-from bench.syncs.copies import CopiesWay
-from bench.syncs.gpu_trace import BLOCK, CREATION, RECORD, GpuTraceWay
+from bench.syncs.ways.allocator import AllocatorWay
+from bench.syncs.ways.copies import CopiesWay
+from bench.syncs.ways.gpu_trace import BLOCK, CREATION, RECORD, GpuTraceWay
 from steptime.syncs.counting import CountingScopes, WorkerDevice
 from steptime.syncs.scopes import WORK, Key, Scope
 

@@ -176,10 +176,10 @@ def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plants: Seq
     Args:
         config: as the harness runs it (ordered, learning rate 0, no sinks but JSONL).
         arms: name -> collectors that are on; "off" must be there.
-        plants: bad collectors out of `bench.planted.PLANTED`, each on in the arms that name it.
+        plants: bad collectors out of `bench.syncs.faults.planted.PLANTED`, each on in the arms that name it.
         cycle: batches in the cycle; that many steps of each arm are counted.
     """
-    from bench.planted import make_plant
+    from bench.syncs.faults.planted import make_plant
 
     cuda = any(name.startswith("cuda") for name in (*config.target.devices, *config.drafter.devices))
     scopes = CudaScopes() if cuda else CountingScopes(cuda=False)
@@ -304,7 +304,7 @@ def _exact(proof: Proof, arm: str, changed: set[tuple[str, str, Place]]) -> Exac
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, ExactCounts]:
-    """Count for `bench.counting`.
+    """Count for `bench.syncs.counting`.
 
     Args:
         request: `config` (a dumped `Config`), `plants` (names), `arms` {name: collectors that are on}.

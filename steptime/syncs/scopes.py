@@ -224,11 +224,7 @@ class allowed_sync:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_SKIPPED_FOLDERS = (
-    _TORCH,
-    os.path.join(_ROOT, "steptime") + os.sep,
-    os.path.join(_ROOT, "bench", "syncs") + os.sep,
-)
+_skipped_folders = [_TORCH, os.path.join(_ROOT, "steptime") + os.sep]
 _SKIPPED_FILES = {
     contextlib.__file__,
     functools.__file__,
@@ -236,6 +232,12 @@ _SKIPPED_FILES = {
     logging.__file__,
 }
 _skips: dict[str, bool] = {}
+
+
+def leave_out(folder: str) -> None:
+    """Files below `folder` count for others: none of their lines is ever the place of a sync."""
+    _skipped_folders.append(os.path.join(folder, ""))
+    _skips.clear()
 
 
 def calling_place(depth: int = 1) -> Place:
@@ -249,7 +251,7 @@ def calling_place(depth: int = 1) -> Place:
         name = frame.f_code.co_filename
         skip = _skips.get(name)
         if skip is None:
-            skip = _skips[name] = name.startswith(_SKIPPED_FOLDERS) or name in _SKIPPED_FILES or name.startswith("<frozen")
+            skip = _skips[name] = name in _SKIPPED_FILES or name.startswith(("<frozen", *_skipped_folders))
         if not skip:
             return Place(name, frame.f_lineno, frame.f_code.co_qualname)
         frame = frame.f_back  # type: ignore[assignment]

@@ -291,11 +291,11 @@ def test_a_rise_that_may_be_the_counters_own_is_not_blamed_on_head() -> None:
 
 def test_the_code_that_counts_is_known_by_its_content(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / name / "bench/syncs").mkdir(parents=True)
-        (tmp_path / name / "bench/syncs/way.py").write_text("ways = 1\n")
+        (tmp_path / name / "bench/syncs/ways").mkdir(parents=True)
+        (tmp_path / name / "bench/syncs/ways/way.py").write_text("ways = 1\n")
     first, second = gate.counting_code(tmp_path / "a"), gate.counting_code(tmp_path / "b")
     assert first == second
-    (tmp_path / "b/bench/syncs/way.py").write_text("ways = 2\n")
+    (tmp_path / "b/bench/syncs/ways/way.py").write_text("ways = 2\n")
     assert gate.counting_code(tmp_path / "b") != first
 
 

@@ -330,7 +330,7 @@ def test_an_interrupted_check_is_not_green(check: Callable[..., list[float]], ca
 @pytest.mark.fault
 def test_planted_faults_for_which_no_time_is_left_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench import plant_check
-    from bench.planted import COUNTED, PLANTED
+    from bench.syncs.faults.planted import COUNTED, PLANTED
 
     monkeypatch.setattr(plant_check, "count_plants", lambda config, names: [PlantFound(name, True, "+1") for name in names])
     monkeypatch.setattr(plant_check, "time_plant", lambda *arguments: pytest.fail("there was no time"))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bench.syncs.difference import Counts
-from bench.syncs.way import Notes, carried, required
+from bench.syncs.ways.way import Notes, carried, required
 from steptime.syncs.scopes import Scope
 
 DEVICE, STREAM, EVENT = "device sync", "stream sync", "event sync"

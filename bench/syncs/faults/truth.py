@@ -3,7 +3,7 @@
 The first part follows PyTorch's own list of expected and unexpected warnings (`test_sync_warning` in its `test_torch.py`); the
 second adds copies, constructors and Python reads, from CUDA's rules on which copies return early.
 
-    python -m bench.syncs.truth WAY        in a process of its own: JSON {case: {kind: count}}
+    python -m bench.syncs.faults.truth WAY        in a process of its own: JSON {case: {kind: count}}
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bench.syncs import ways
 from bench.syncs.cuda import is_sync, plain
 from bench.syncs.difference import Counts
-from bench.syncs.way import Way
+from bench.syncs.ways import make_ways
+from bench.syncs.ways.way import Way
 from dflash.device import Device
 from steptime.host_memory import staging
 
@@ -190,9 +190,9 @@ def _kinds(after: Counts, before: Counts) -> dict[str, int]:
 def main(argv: Sequence[str]) -> int:
     """Print what one way counts in every case; the way runs on CUDA where it can."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    way = next((way for way in ways(device) if way.name == argv[0]), None)
+    way = next((way for way in make_ways(device) if way.name == argv[0]), None)
     if way is None:
-        print(f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in ways())})", file=sys.stderr)
+        print(f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in make_ways())})", file=sys.stderr)
         return 2
     if (reason := way.available()) is not None:
         print(f"error: {way.name}: unavailable: {reason}", file=sys.stderr)

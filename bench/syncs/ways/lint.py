@@ -78,7 +78,7 @@ def lint_file(path: Path) -> list[Finding]:
 
 def collector_sources(root: Path | None = None) -> list[Path]:
     """What must be clean: the collectors, the recorder, the late scalars, the monitor."""
-    observe = (root or Path(__file__).parents[2]) / "dflash" / "observe"
+    observe = (root or Path(__file__).parents[3]) / "dflash" / "observe"
     single = ("recorder.py", "scalars.py", "monitor.py", "observer.py", "histogram.py")
     return [*sorted((observe / "collectors").glob("*.py")), *(observe / name for name in single)]
 

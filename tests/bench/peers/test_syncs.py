@@ -24,7 +24,7 @@ def test_a_read_in_each_step_is_one_sync_per_step() -> None:
     counted = count(PeerStep("a peer", "drafter alone", reading_step))
     assert counted.steps == STEPS
     assert counted.per_step == 1.0
-    assert "tests/syncs/test_peers_syncs.py" in places([counted])
+    assert "tests/bench/peers/test_syncs.py" in places([counted])
     assert "| a peer" in summary([counted])
 
 

@@ -1,6 +1,6 @@
 """Everything about counting that needs a CUDA GPU, in under five minutes: one JSON and one Markdown page.
 
-    python -m bench.gpu_check [--out DIR]
+    python -m bench.syncs.faults.gpu_check [--out DIR]
 
 Runs the `gpu` tests; every planted fault under every way; the truth table under the GPU trace hooks, CUPTI and the modes, beside
 what the modes predict on the CPU; the cost of event pairs; the collectors in the real trainer with everything on one GPU.
@@ -24,7 +24,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 LIMIT_S = 290.0
 CUDA_WAYS = ("modes", "GPU trace", "copy wrappers", "allocator counters", "CUPTI")
 TRUTH_WAYS = ("GPU trace", "CUPTI", "modes", "copy wrappers")
@@ -96,7 +96,7 @@ def run_json(check: Check, name: str, arguments: Sequence[str], timeout_s: float
 def planted(check: Check, deadline: Deadline) -> None:
     """Every fault under every way, each way in a process of its own."""
     for way in CUDA_WAYS:
-        found = run_json(check, f"planted faults, {way}", ["-m", "bench.syncs.rig", way], deadline.left(40))
+        found = run_json(check, f"planted faults, {way}", ["-m", "bench.syncs.faults.fixture", way], deadline.left(40))
         if found is None:
             continue
         check.faults[way] = found
@@ -108,7 +108,7 @@ def planted(check: Check, deadline: Deadline) -> None:
 def truth(check: Check, deadline: Deadline) -> None:
     """The truth table, and what the modes predict of it on the CPU."""
     for way in TRUTH_WAYS:
-        found = run_json(check, f"truth table, {way}", ["-m", "bench.syncs.truth", way], deadline.left(40))
+        found = run_json(check, f"truth table, {way}", ["-m", "bench.syncs.faults.truth", way], deadline.left(40))
         if found is not None:
             check.truth[way] = found
     check.predicted = predictions()
@@ -117,16 +117,16 @@ def truth(check: Check, deadline: Deadline) -> None:
 
 def predictions() -> dict[str, bool]:
     """Which cases wait, by the modes on CPU tensors."""
-    from bench.syncs.modes import ModesWay
-    from bench.syncs.truth import CASES, syncs_of
+    from bench.syncs.faults.truth import CASES, syncs_of
+    from bench.syncs.ways.modes import ModesWay
 
     return {case.name: bool(syncs_of(ModesWay("cpu"), case)) for case in CASES}
 
 
 def disagreements(predicted: Mapping[str, bool], counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[str]:
     """Cases in which the prediction, the trace and CUPTI differ. Hidden copies are judged by the copy wrappers alone."""
-    from bench.syncs.cupti import SYNCS
-    from bench.syncs.truth import PAGEABLE_CASES
+    from bench.syncs.faults.truth import PAGEABLE_CASES
+    from bench.syncs.ways.cupti import SYNCS
 
     lines = []
     for name, waits in predicted.items():
@@ -240,7 +240,7 @@ def page(check: Check) -> str:
     """The Markdown page."""
     parts = [
         f"# Checked on {check.gpu}\n",
-        f"`python -m bench.gpu_check`, {check.seconds:.0f} s. "
+        f"`python -m bench.syncs.faults.gpu_check`, {check.seconds:.0f} s. "
         + ", ".join(f"{k} {v}" for k, v in check.versions.items())
         + ".\n",
         "## Outcome\n",
@@ -316,7 +316,7 @@ def _interval(interval: Mapping[str, float] | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: everything as claimed; 1: not; 4: no CUDA device, nothing written."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_check", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.syncs.faults.gpu_check", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", default="gpu-check", metavar="DIR", help="folder for gpu-check.json and gpu-check.md")
     options = parser.parse_args(argv)
     import torch

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bench.syncs.difference import Counts
-from bench.syncs.way import Notes, carried, required
+from bench.syncs.ways.way import Notes, carried, required
 from steptime.syncs.rules import is_gapped
 from steptime.syncs.scopes import Scope
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.planted import COUNTED, PLANTED
 from bench.subjects.trainer import harness_config
-from bench.syncs.fake_device import audit
+from bench.syncs.faults.planted import COUNTED, PLANTED
 from bench.syncs.proof import OFF, Proof, answer, count_arms, exact_counts
+from bench.syncs.ways.fake_device import audit
 from dflash.observe.registry import COLLECTORS
 from steptime.syncs.counting import CountingScopes
 from tests.pipeline.run import losses, small_config, small_trainer
@@ -93,7 +93,7 @@ def test_answer_speaks_the_harness_words(folder: Path) -> None:
     counts = answer({"config": config, "plants": ["item"], "arms": {OFF: [], "only:item": ["item"]}, "cycle": 2})
     assert (counts[OFF].syncs, counts["only:item"].syncs) == (0, 2)
     (place,) = [place for place in counts["only:item"].places if place.kind == "sync"]
-    assert place.where.startswith("bench/planted.py:")
+    assert place.where.startswith("bench/syncs/faults/planted.py:")
     assert place.role == "drafter/0"
 
 

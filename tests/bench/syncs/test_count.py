@@ -48,7 +48,7 @@ def test_steps_are_the_optimizers_and_warm_up_is_left_out() -> None:
             optimizer.step()
             loss.item()
     assert (syncs.steps, syncs.total) == (3, 3), "a step lasts from one optimizer step to the next"
-    assert "tests/syncs/test_count.py" in syncs.table()
+    assert "tests/bench/syncs/test_count.py" in syncs.table()
 
 
 def test_adamw_reads_only_what_torch_reads() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bench.syncs.difference import Counts
-from bench.syncs.way import Notes, Unavailable, carried, required
+from bench.syncs.ways.way import Notes, Unavailable, carried, required
 from steptime.syncs.scopes import Scope
 
 SYNCS = {

@@ -9,23 +9,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.planted import BUSY_SHARE, COUNTED, HELD_SHARE, PLANTED, make_plant
-from bench.syncs import ways
-from bench.syncs.document import page
-from bench.syncs.rig import try_fault
-from bench.syncs.way import Way
+from bench.syncs.faults.document import page
+from bench.syncs.faults.fixture import try_fault
+from bench.syncs.faults.planted import BUSY_SHARE, COUNTED, HELD_SHARE, PLANTED, make_plant
+from bench.syncs.ways import make_ways
+from bench.syncs.ways.way import Way
 from dflash.device import Device
 from steptime.errors import UserError
 
-PAGE = Path(__file__).parents[2] / "docs" / "syncs.md"
-HERE = [way for way in ways() if way.available() is None]
+PAGE = Path(__file__).parents[3] / "docs" / "syncs.md"
+HERE = [way for way in make_ways() if way.available() is None]
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize("way", HERE, ids=lambda way: way.name)
 def test_a_way_finds_what_it_claims(way: Way, name: str) -> None:
-    fresh = next(one for one in ways() if one.name == way.name)
+    fresh = next(one for one in make_ways() if one.name == way.name)
     found = try_fault(fresh, PLANTED[name])
     assert bool(found.hits) == (name in way.claims), found.rows
 
@@ -33,18 +33,18 @@ def test_a_way_finds_what_it_claims(way: Way, name: str) -> None:
 @pytest.mark.fault
 @pytest.mark.parametrize("name", COUNTED)
 def test_the_modes_name_the_fault(name: str) -> None:
-    found = try_fault(ways()[0], PLANTED[name])
+    found = try_fault(make_ways()[0], PLANTED[name])
     assert PLANTED[name].kind in {row.kind for row in found.hits}
 
 
 def test_every_fault_is_claimed_by_a_way_that_runs_anywhere() -> None:
-    everywhere = frozenset().union(*(way.claims for way in ways() if way.device != "cuda"))
+    everywhere = frozenset().union(*(way.claims for way in make_ways() if way.device != "cuda"))
     assert set(COUNTED) <= everywhere
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the page is that of a machine without a GPU")
 def test_the_page_says_what_the_program_does() -> None:
-    assert PAGE.read_text() == page(), "run: python -m bench.syncs.document > docs/syncs.md"
+    assert PAGE.read_text() == page(), "run: python -m bench.syncs.faults.document > docs/syncs.md"
     assert "**missed**" not in page()
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.syncs import gpu_trace, ways
-from bench.syncs.allocator import AllocatorWay, rises
-from bench.syncs.copies import hidden_wait
 from bench.syncs.cuda import CudaScopes, is_sync
-from bench.syncs.cupti import CuptiWay
-from bench.syncs.gpu_trace import GpuTraceWay
-from bench.syncs.lint import collector_sources, lint_file, lint_text
-from bench.syncs.way import Notes, Unavailable, carried
+from bench.syncs.ways import gpu_trace, make_ways
+from bench.syncs.ways.allocator import AllocatorWay, rises
+from bench.syncs.ways.copies import hidden_wait
+from bench.syncs.ways.cupti import CuptiWay
+from bench.syncs.ways.gpu_trace import GpuTraceWay
+from bench.syncs.ways.lint import collector_sources, lint_file, lint_text
+from bench.syncs.ways.way import Notes, Unavailable, carried
 from dflash.device import Device
 from dflash.observe.syncs import allowed_sync
 
@@ -22,16 +22,16 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 def test_every_way_says_what_it_sees_and_what_not() -> None:
-    names = [way.name for way in ways()]
+    names = [way.name for way in make_ways()]
     assert len(set(names)) == 7
-    for way in ways():
+    for way in make_ways():
         assert way.sees
         assert way.does_not_see
         assert way.claims
 
 
 @no_cuda
-@pytest.mark.parametrize("way", [way for way in ways() if way.device == "cuda"], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [way for way in make_ways() if way.device == "cuda"], ids=lambda way: way.name)
 def test_unavailable_is_not_zero(way) -> None:  # type: ignore[no-untyped-def]
     assert way.available()
     with pytest.raises(Unavailable, match="unavailable"), way.arm("drafter/0"):
@@ -160,7 +160,7 @@ def test_lint_names_function_and_line() -> None:
 
 
 def test_lint_refuses_what_is_not_there(tmp_path: Path) -> None:
-    from bench.syncs.lint import LintWay
+    from bench.syncs.ways.lint import LintWay
 
     assert "no such source" in (LintWay([tmp_path / "gone.py"]).available() or "")
     assert LintWay([]).available()

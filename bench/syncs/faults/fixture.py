@@ -1,6 +1,6 @@
 """A worker and a monitor in miniature, to see what a way makes of a planted fault.
 
-    python -m bench.syncs.rig WAY        in a process of its own: JSON {fault: {"claimed": bool, "hits": {kind: count}}}
+    python -m bench.syncs.faults.fixture WAY        in its own process: JSON {fault: {"claimed": bool, "hits": {kind: count}}}
 
 One "drafter" thread does steps (forward, backward, the plant's place behind it) and one "monitor" thread ticks; first with the
 plant off, then on. What the way counted more is compared with what was planted: right role, right line?
@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from bench.planted import COUNTED, PLANTED, PlantedFault, make_plant
-from bench.syncs import ways
-from bench.syncs.allocator import AllocatorWay
 from bench.syncs.difference import Counts, Row, difference
-from bench.syncs.lint import ROLE as SOURCE
-from bench.syncs.lint import LintWay
-from bench.syncs.way import Way
+from bench.syncs.faults.planted import COUNTED, PLANTED, PlantedFault, make_plant
+from bench.syncs.ways import make_ways
+from bench.syncs.ways.allocator import AllocatorWay
+from bench.syncs.ways.lint import ROLE as SOURCE
+from bench.syncs.ways.lint import LintWay
+from bench.syncs.ways.way import Way
 from dflash.device import Device
 
 STEPS = 3
@@ -128,7 +128,7 @@ def _in_thread(body: Callable[[], None]) -> None:
 
 
 def _meta_device() -> Device:
-    from bench.syncs.fake_device import MetaDevice
+    from bench.syncs.ways.fake_device import MetaDevice
 
     return MetaDevice("meta")
 
@@ -144,9 +144,9 @@ def _sum(one: Counts, other: Counts) -> Counts:
 def main(argv: Sequence[str]) -> int:
     """Try every fault under one way, on CUDA where it can; print JSON."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    way = next((way for way in ways(device) if way.name == argv[0]), None)
+    way = next((way for way in make_ways(device) if way.name == argv[0]), None)
     if way is None:
-        print(f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in ways())})", file=sys.stderr)
+        print(f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in make_ways())})", file=sys.stderr)
         return 2
     if (reason := way.available()) is not None:
         print(f"error: {way.name}: unavailable: {reason}", file=sys.stderr)

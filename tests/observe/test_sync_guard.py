@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.planted import make_plant
+from bench.syncs.faults.planted import make_plant
 from dflash.device import Device
 from dflash.observe.syncs import allowed_sync, mark_step
 from dflash.observe.syncs.guard import GuardScopes
@@ -33,12 +33,12 @@ def test_log_tells_each_place_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         steps(scopes)
     (record,) = caplog.records
-    assert "drafter/0 waits for its device: item() at tests/syncs/test_guard.py:" in record.getMessage()
-    assert scopes.summary()[0].startswith("drafter/0: 3 x item() at tests/syncs/test_guard.py:")
+    assert "drafter/0 waits for its device: item() at tests/observe/test_sync_guard.py:" in record.getMessage()
+    assert scopes.summary()[0].startswith("drafter/0: 3 x item() at tests/observe/test_sync_guard.py:")
 
 
 def test_disallow_raises_after_the_first_step() -> None:
-    with pytest.raises(SyncNotAllowed, match=r"item\(\) at tests/syncs/test_guard.py:\d+ steps"):
+    with pytest.raises(SyncNotAllowed, match=r"item\(\) at tests/observe/test_sync_guard.py:\d+ steps"):
         steps(GuardScopes("disallow"))
     steps(GuardScopes("disallow"), count=1)
 
@@ -81,7 +81,7 @@ def test_a_planted_item_ends_a_guarded_run(tmp_path: Path) -> None:
         trainer.run()
     trainer.observer.close()
     assert isinstance(raised.value.failure.error, SyncNotAllowed)
-    assert "bench/planted.py" in str(raised.value.failure.error)
+    assert "bench/syncs/faults/planted.py" in str(raised.value.failure.error)
 
 
 def test_unguarded_runs_import_no_bench() -> None:

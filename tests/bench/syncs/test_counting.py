@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import counting
-from bench.counting import ProcessCounter, counted_arms
 from bench.plan import make_arms
 from bench.progress import Reporter
 from bench.records.types import OFF, Arm
+from bench.syncs import counting
+from bench.syncs.counting import ProcessCounter, counted_arms
 
 QUIET = Reporter(quiet=True)
 ARMS = make_arms(("a", "b"))

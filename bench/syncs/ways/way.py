@@ -20,7 +20,7 @@ class Way(Protocol):
     Attributes:
         name: one or two words.
         sees, does_not_see: one sentence each, for docs/syncs.md.
-        claims: faults of `bench.planted` that it finds; anything else it may miss.
+        claims: faults of `bench.syncs.faults.planted` that it finds; anything else it may miss.
         device: where a program must run to be seen: "cpu", "cuda", "meta", or "source" when nothing runs.
     """
 

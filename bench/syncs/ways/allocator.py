@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.syncs.difference import Counts
-from bench.syncs.way import Notes, carried, required
+from bench.syncs.ways.way import Notes, carried, required
 from steptime.syncs.scopes import Scope
 
 DEVICE_KEYS = {

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.syncs.difference import Counts
-from bench.syncs.way import Notes
+from bench.syncs.ways.way import Notes
 from dflash.device import Device
 from steptime.syncs.scopes import Ledger, Scope, entered
 
@@ -153,9 +153,9 @@ def audit(config: Config, steps: int = 3, plant: str = "") -> FakeDeviceWay:
 
     Args:
         config: with sinks off; devices are replaced.
-        plant: a bad collector out of `bench.planted.PLANTED` to switch on.
+        plant: a bad collector out of `bench.syncs.faults.planted.PLANTED` to switch on.
     """
-    from bench.planted import make_plant
+    from bench.syncs.faults.planted import make_plant
     from dflash.observe.observer import Observer
     from dflash.observe.registry import COLLECTORS
     from dflash.observe.roles import RoleMap

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import gpu_check
-from bench.gpu_check import Check, Deadline, disagreements, page, predictions
+from bench.syncs.faults import gpu_check
+from bench.syncs.faults.gpu_check import Check, Deadline, disagreements, page, predictions
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -34,7 +34,7 @@ def test_agreement_and_disagreement() -> None:
 
 
 def test_predictions_are_the_truth_table() -> None:
-    from bench.syncs.truth import CASES
+    from bench.syncs.faults.truth import CASES
 
     assert predictions() == {case.name: case.waits for case in CASES}
 

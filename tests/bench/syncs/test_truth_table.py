@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bench.syncs.count import count_syncs
-from bench.syncs.fake_device import FakeDeviceWay
-from bench.syncs.gpu_trace import GpuTraceWay
-from bench.syncs.modes import ModesWay
-from bench.syncs.truth import CASES, PAGEABLE_CASES, Case, operands, syncs_of
+from bench.syncs.faults.truth import CASES, PAGEABLE_CASES, Case, operands, syncs_of
+from bench.syncs.ways.fake_device import FakeDeviceWay
+from bench.syncs.ways.gpu_trace import GpuTraceWay
+from bench.syncs.ways.modes import ModesWay
 
 # What a device without data cannot tell: it has no host index, no copy to the device and no pageable memory.
 FAKE_MISSES = PAGEABLE_CASES | {
@@ -68,7 +68,7 @@ def on_gpu() -> dict[str, dict[str, dict[str, int]]]:
     """What the CUDA ways count, each in a process of its own."""
 
     def run(way: str) -> dict[str, dict[str, int]]:
-        command = [sys.executable, "-m", "bench.syncs.truth", way]
+        command = [sys.executable, "-m", "bench.syncs.faults.truth", way]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout)
 
     return {way: run(way) for way in ("GPU trace", "modes", "copy wrappers")}
@@ -88,7 +88,7 @@ def test_gpu_trace_is_unavailable_without_a_gpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     finished = subprocess.run(
-        [sys.executable, "-m", "bench.syncs.truth", GpuTraceWay.name], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "bench.syncs.faults.truth", GpuTraceWay.name], capture_output=True, text=True, timeout=120
     )
     assert finished.returncode == 4
     assert finished.stdout == ""

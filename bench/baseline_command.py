@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench import baselines, outputs, recording
+from bench import outputs
+from bench.baselines import recording, store
 from bench.machine import identity
 from bench.machine.commit import ROOT, git, read_commit
 from bench.machine.sentinel import Sentinel
@@ -44,10 +45,10 @@ class Options:
 
 def run_list() -> int:
     """Print what is stored, and whether it belongs to this machine."""
-    stored = baselines.read_all(baselines.ROOT)
+    stored = store.read_all(store.ROOT)
     this = identity.identify()
     print(f"this machine: {this.key}")
-    print(tabulate(baselines.table(stored, this), headers="keys", disable_numparse=True) if stored else "nothing is stored")
+    print(tabulate(store.table(stored, this), headers="keys", disable_numparse=True) if stored else "nothing is stored")
     return int(ExitCode.WITHIN)
 
 
@@ -59,8 +60,8 @@ def run_record(options: Options, reporter: Reporter) -> int:
     """
     commit = read_commit()
     recording.refuse_recording(dirty=commit.dirty)
-    if not options.receipts and options.sessions < baselines.MIN_SESSIONS:
-        raise UserError(f"baseline record: --sessions {options.sessions}: at least {baselines.MIN_SESSIONS} are needed")
+    if not options.receipts and options.sessions < store.MIN_SESSIONS:
+        raise UserError(f"baseline record: --sessions {options.sessions}: at least {store.MIN_SESSIONS} are needed")
     this, config = identity.identify(), _reference(options)
     receipts = _sessions(options, reporter)
     for where, receipt in receipts:
@@ -69,7 +70,7 @@ def run_record(options: Options, reporter: Reporter) -> int:
             raise UserError(f"baseline record: {where}: {'; '.join(reasons)}")
     sessions = [recording.session_of(receipt) for _, receipt in receipts]
     stored = recording.build(this, config, sessions, commit.id, options.note)
-    path = recording.write(stored, baselines.ROOT)
+    path = recording.write(stored, store.ROOT)
     print(
         f"{path}: {stored.value:,.1f} tokens/s over {len(sessions)} sessions, spread {stored.between_session_spread_percent:.2f}%"
     )
@@ -84,7 +85,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         UserError: a broken file or receipt.
     """
     this, config = identity.identify(), _reference(options)
-    found = baselines.match(baselines.read_all(baselines.ROOT), this, config)
+    found = store.match(store.read_all(store.ROOT), this, config)
     if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
         _tell(f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: {found.message}")
         return int(found.exit_code)
@@ -98,7 +99,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
             _tell(f"INVALID: {where}: {'; '.join(reasons)}")
             return int(ExitCode.INVALID)
     figures = [receipt.throughput for _, receipt in receipts if receipt.throughput is not None]
-    compared = baselines.compare(found.baseline, figures)
+    compared = store.compare(found.baseline, figures)
     for text in identity.differences(found.baseline.versions, this.versions) if found.baseline.versions else ():
         _tell(f"since it was recorded: {text}")
     _tell(f"{compared.verdict.value.upper()}: {compared.message}")

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from bench import baselines, face, recording
+from bench import face
+from bench.baselines import recording, store
 from bench.machine import commit, identity
 from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, ConfigRef, Machine
@@ -43,7 +44,7 @@ class Face:
     collectors: tuple[str, ...]
     given: Receipt | None = None
     checks: list[Any] = field(default_factory=list)
-    baseline: baselines.Baseline | None = None
+    baseline: store.Baseline | None = None
     baseline_path: Path | None = None
     comparing: bool = False
     incomplete_allowed: bool = False
@@ -138,15 +139,15 @@ def _node(config: pytest.Config) -> str:
 
 def _find_baseline(config: pytest.Config, known: Face) -> None:
     """Bare --benchmark-compare: baselines/<machine>/<config>.json, or a usage error with the command that records it."""
-    root = Path(config.option.bench_baselines) if config.option.bench_baselines else baselines.ROOT
-    found = baselines.match(baselines.read_all(root), known.machine, known.config_ref)
-    if found.status is not baselines.Status.MATCH or found.baseline is None:
+    root = Path(config.option.bench_baselines) if config.option.bench_baselines else store.ROOT
+    found = store.match(store.read_all(root), known.machine, known.config_ref)
+    if found.status is not store.Status.MATCH or found.baseline is None:
         raise UserError(f"--benchmark-compare: {found.message}")
     known.baseline, known.baseline_path = found.baseline, found.path
     _compare_with(config, known, found.baseline)
 
 
-def _compare_with(config: pytest.Config, known: Face, baseline: baselines.Baseline) -> None:
+def _compare_with(config: pytest.Config, known: Face, baseline: store.Baseline) -> None:
     """Lay the stored figure where the plugin can read it."""
     tree = face.from_baseline(baseline, known.machine, _node(config), known.config_ref.hash)
     folder = Path(config.option.benchmark_storage.removeprefix("file://"))
@@ -165,10 +166,10 @@ def _check_given(config: pytest.Config, known: Face) -> None:
     given = Path(str(config.option.benchmark_compare))
     if given.is_dir():
         raise UserError(f"--benchmark-compare took {str(given)!r} as its value; put it last (pytest bench/ --benchmark-compare)")
-    if given.is_file() and f'"{baselines.SCHEMA}"' in given.read_text(encoding="utf-8", errors="replace"):
-        baseline = baselines.read(given)
-        found = baselines.match({given: baseline}, known.machine, known.config_ref)
-        if found.status is not baselines.Status.MATCH:
+    if given.is_file() and f'"{store.SCHEMA}"' in given.read_text(encoding="utf-8", errors="replace"):
+        baseline = store.read(given)
+        found = store.match({given: baseline}, known.machine, known.config_ref)
+        if found.status is not store.Status.MATCH:
             raise UserError(f"--benchmark-compare: {found.message}")
         known.baseline, known.baseline_path = baseline, given
         _compare_with(config, known, baseline)
@@ -186,7 +187,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if known.comparing and not _compared(session.config):
         raise pytest.UsageError(
             f"--benchmark-compare={session.config.option.benchmark_compare}: no such run; "
-            f"save one with --benchmark-autosave, or {baselines.record_command(known.config.name)}"
+            f"save one with --benchmark-autosave, or {store.record_command(known.config.name)}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tabulate import tabulate
 
-from bench.baselines import Baseline, Comparison
+from bench.baselines.store import Baseline, Comparison
 from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, ONLY, Cost, Machine, Verdict
 from steptime.errors import UserError

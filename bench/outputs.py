@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import baselines
+from bench.baselines import store
 from bench.records.receipt import Receipt
 from bench.report import html, markdown
 from steptime.errors import UserError
@@ -69,11 +69,11 @@ def history_of(receipt: Receipt) -> list[tuple[str, float]]:
     A broken file is told on stderr and costs the report its history, nothing else: a gate needs no baseline.
     """
     try:
-        found = baselines.match(baselines.read_all(), receipt.machine, receipt.config)
+        found = store.match(store.read_all(), receipt.machine, receipt.config)
     except UserError as error:
         print(f"no history in the report: {error}", file=sys.stderr)
         return []
-    if found.status is not baselines.Status.MATCH or found.baseline is None:
+    if found.status is not store.Status.MATCH or found.baseline is None:
         return []
     return sorted((session.date, session.tokens_per_second) for session in found.baseline.sessions)
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench import baselines, outputs
+from bench import outputs
+from bench.baselines import store
 from bench.machine import identity, state
 from bench.machine.commit import read_commit
 from bench.measure import Run, measure
@@ -74,7 +75,7 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
     """
     started = time.monotonic()
     names = choose_collectors(subject.collectors, options.only)
-    baselines.read_all()  # a broken file is refused now, not after minutes of measuring
+    store.read_all()  # a broken file is refused now, not after minutes of measuring
     folder = outputs.choose_folder(options.out, "overhead")
     arms = make_arms(names, marginal=not options.quick, together=options.together)
     if options.together:
@@ -173,6 +174,6 @@ def _reasons(judgement: Judgement, run: Run) -> tuple[str, ...]:
 
 def _baseline(options: Options, this: Machine, analysis: Analysis) -> BaselineView:
     try:
-        return baselines.view(this, options.config, analysis.throughput)
+        return store.view(this, options.config, analysis.throughput)
     except UserError as error:
         return BaselineView("missing", note=str(error))  # broken while measuring: the measurement stands

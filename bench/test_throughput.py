@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench import baselines, face
+from bench import face
+from bench.baselines import store
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, Verdict
 
@@ -45,7 +46,7 @@ def _judge_baseline(receipt: Receipt, known: Any, collector: str) -> None:
     """The stored figure is that of `off`; what is on is judged by its cost, in the same run."""
     if collector != OFF or known.baseline is None or receipt.throughput is None:
         return
-    found = baselines.compare(known.baseline, [receipt.throughput])
+    found = store.compare(known.baseline, [receipt.throughput])
     table = face.regression(found, known.baseline, known.baseline_path)
     if table and found.verdict is Verdict.OVER:
         pytest.fail(table, pytrace=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from bench.baselines import record_command
+from bench.baselines.store import record_command
 from bench.records.receipt import Receipt
 from bench.records.types import (
     ALL,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import baseline_command, cli
-from bench.baselines import read
+from bench.baselines.store import read
 from bench.machine.identity import describe, identify
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ConfigRef, ExitCode
@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CI", raising=False)
     (tmp_path / "tiny.toml").write_text("[train]\nsteps = 5\n")
     monkeypatch.setattr(baseline_command, "read_commit", lambda: COMMIT)
-    monkeypatch.setattr(baseline_command.baselines, "ROOT", tmp_path / "baselines")
+    monkeypatch.setattr(baseline_command.store, "ROOT", tmp_path / "baselines")
     return tmp_path
 
 

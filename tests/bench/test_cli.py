@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import baselines, cli, outputs, subjects
+from bench import cli, outputs, subjects
+from bench.baselines import store
 from bench.machine.commit import ROOT
 from bench.records.receipt import Receipt
 from bench.records.types import ExactCounts, ExitCode
@@ -304,5 +305,5 @@ def broken_baselines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = folder / "baselines" / "machine"
     place.mkdir(parents=True)
     (place / "x.json").write_text("{")
-    real = baselines.read_all
-    monkeypatch.setattr(baselines, "read_all", lambda root=None: real(folder / "baselines"))
+    real = store.read_all
+    monkeypatch.setattr(store, "read_all", lambda root=None: real(folder / "baselines"))

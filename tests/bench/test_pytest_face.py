@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench import recording
-from bench.baselines import Session
+from bench.baselines import recording
+from bench.baselines.store import Session
 from bench.machine import commit, identity
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ConfigRef

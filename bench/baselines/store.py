@@ -30,7 +30,7 @@ from dflash.config import Config
 from steptime.errors import UserError
 
 SCHEMA: Final = "dflash-bench/baseline/1"
-ROOT: Final = Path(__file__).resolve().parent.parent / "baselines"
+ROOT: Final = Path(__file__).resolve().parents[2] / "baselines"
 ALPHA: Final = 0.01
 """Error of the limit: one false alarm in 100 comparisons."""
 MIN_SESSIONS: Final = 3

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import baselines, recording
-from bench.baselines import Baseline, Session, Status
+from bench.baselines import recording, store
+from bench.baselines.store import Baseline, Session, Status
 from bench.machine import identity
 from bench.records.types import Commit, ConfigRef, ExitCode, Machine, Throughput, Verdict
 from dflash.config import load_config
 from steptime.errors import UserError
 from tests.bench.records.test_receipt import receipt
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STATED = ROOT / "baselines/pro6000x8/qwen3.6-27b.json"
 REFERENCE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 HERE = identity.describe([("NVIDIA H200", "aaaa")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
@@ -49,27 +49,27 @@ def reference_machine(count: int = 8) -> Machine:
 
 
 def test_the_stated_figure() -> None:
-    stated = baselines.read(STATED)
+    stated = store.read(STATED)
     assert (stated.value, stated.unit, stated.origin, stated.tolerance_percent) == (14200.0, "tokens/s", "stated", 0.35)
-    assert baselines.limit(stated) == pytest.approx(14150.3)
+    assert store.limit(stated) == pytest.approx(14150.3)
     assert stated.arms == {"off": 14200.0}
 
 
 def test_the_stated_figure_belongs_to_its_machine_and_config() -> None:
-    stored = baselines.read_all(ROOT / "baselines")
+    stored = store.read_all(ROOT / "baselines")
     config = load_config(ROOT / "configs/pro6000x8-qwen3.6-27b.toml")
     reference = ConfigRef(config.name, config.digest())
-    assert baselines.match(stored, reference_machine(), reference).status is Status.MATCH
+    assert store.match(stored, reference_machine(), reference).status is Status.MATCH
     for other in (reference_machine(7), HERE, identity.describe([], "AMD EPYC", 96, {})):
-        found = baselines.match(stored, other, reference)
+        found = store.match(stored, other, reference)
         assert (found.status, found.exit_code) == (Status.OTHER_MACHINE, ExitCode.INVALID)
         assert "belongs to another machine (pro6000x8; this is" in found.message
-    other_config = baselines.match(stored, reference_machine(), CONFIG)
+    other_config = store.match(stored, reference_machine(), CONFIG)
     assert (other_config.status, other_config.exit_code) == (Status.MISSING, ExitCode.INCOMPLETE)
 
 
 def test_elsewhere_the_stated_figure_is_shown_as_another_machines() -> None:
-    seen = baselines.view(HERE, load_config(ROOT / "configs/cpu-tiny.toml"), now(500.0), ROOT / "baselines")
+    seen = store.view(HERE, load_config(ROOT / "configs/cpu-tiny.toml"), now(500.0), ROOT / "baselines")
     assert (seen.status, seen.value, seen.origin, seen.machine) == ("other-machine", 14200.0, "stated", "pro6000x8")
     assert (seen.limit, seen.verdict) == (None, None)
     assert "record one: python -m bench baseline record --config configs/cpu-tiny.toml" in seen.note
@@ -86,7 +86,7 @@ def test_elsewhere_the_stated_figure_is_shown_as_another_machines() -> None:
     ],
 )
 def test_a_stated_figure_is_a_constant_floor(value: float, spread: float, verdict: Verdict) -> None:
-    assert baselines.compare(baselines.read(STATED), [now(value, spread)]).verdict is verdict
+    assert store.compare(store.read(STATED), [now(value, spread)]).verdict is verdict
 
 
 # Measured figures.
@@ -95,19 +95,19 @@ def test_a_stated_figure_is_a_constant_floor(value: float, spread: float, verdic
 def test_limit_follows_the_sessions() -> None:
     """The table of multiples of the between-session spread, alpha .01."""
     for m, r, multiple in [(3, 1, 8.04), (5, 1, 4.10), (10, 1, 2.96), (10, 3, 1.86), (20, 3, 1.57)]:
-        assert baselines.multiplier(m, r) == pytest.approx(multiple, abs=0.01)
-    assert baselines.multiplier(10, 1, alpha=0.05) == pytest.approx(1.92, abs=0.01)
+        assert store.multiplier(m, r) == pytest.approx(multiple, abs=0.01)
+    assert store.multiplier(10, 1, alpha=0.05) == pytest.approx(1.92, abs=0.01)
     values = (1000.0, 1010.0, 990.0, 1005.0)
     found = measured(*values)
     logs = np.log(values)
     expected = logs.mean() - stats.t.ppf(0.99, 3) * logs.std(ddof=1) * math.sqrt(1 + 1 / 4)
-    assert baselines.limit(found) == pytest.approx(np.exp(expected), rel=1e-4)
-    assert baselines.limit(found, 3) > baselines.limit(found, 1)
+    assert store.limit(found) == pytest.approx(np.exp(expected), rel=1e-4)
+    assert store.limit(found, 3) > store.limit(found, 1)
 
 
 def test_a_lucky_spread_does_not_make_the_limit_touchy() -> None:
     found = measured(1000.0, 1000.0, 1000.0)
-    assert baselines.limit(found) == pytest.approx(995.0)
+    assert store.limit(found) == pytest.approx(995.0)
 
 
 def test_false_alarms_of_the_limit() -> None:
@@ -116,32 +116,32 @@ def test_false_alarms_of_the_limit() -> None:
     hits = 0
     for _ in range(1000):
         stored = measured(*np.exp(rng.normal(7.0, 0.01, 5)))
-        hits += baselines.compare(stored, [now(float(np.exp(rng.normal(7.0, 0.01))), 1e-6)]).verdict is Verdict.OVER
+        hits += store.compare(stored, [now(float(np.exp(rng.normal(7.0, 0.01))), 1e-6)]).verdict is Verdict.OVER
     assert hits <= 10 + 4 * 10**0.5
 
 
 def test_regression_is_over_and_says_by_how_much() -> None:
-    found = baselines.compare(measured(), [now(940.0)])
+    found = store.compare(measured(), [now(940.0)])
     assert found.verdict is Verdict.OVER
     assert found.change_percent == pytest.approx(-6.1, abs=0.1)
     assert "4 sessions, spread" in found.message
-    assert baselines.compare(measured(), [now(1001.0)]).verdict is Verdict.WITHIN
+    assert store.compare(measured(), [now(1001.0)]).verdict is Verdict.WITHIN
     with pytest.raises(ValueError, match="no session"):
-        baselines.compare(measured(), [])
+        store.compare(measured(), [])
 
 
 def test_newer_python_or_a_reboot_keeps_the_baseline_another_gpu_does_not(tmp_path: Path) -> None:
     baselines_root = tmp_path / "baselines"
     recording.write(measured(), baselines_root)
-    stored = baselines.read_all(baselines_root)
+    stored = store.read_all(baselines_root)
     newer = identity.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.12.1", "torch": "2.14.0"})
-    assert baselines.match(stored, newer, CONFIG).status is Status.MATCH
+    assert store.match(stored, newer, CONFIG).status is Status.MATCH
     swapped = identity.describe([("NVIDIA H200", "bbbb")], HERE.cpu_model, HERE.cpus, {"python": "3.11.7"})
-    refused = baselines.match(stored, swapped, CONFIG)
+    refused = store.match(stored, swapped, CONFIG)
     assert (refused.status, refused.exit_code) == (Status.OTHER_MACHINE, ExitCode.INVALID)
-    changed = baselines.match(stored, HERE, replace(CONFIG, hash="f" * 16))
+    changed = store.match(stored, HERE, replace(CONFIG, hash="f" * 16))
     assert (changed.status, changed.exit_code) == (Status.OTHER_CONFIG, ExitCode.INVALID)
-    none = baselines.match(stored, HERE, ConfigRef("h200-single", "1"))
+    none = store.match(stored, HERE, ConfigRef("h200-single", "1"))
     assert (none.status, none.exit_code) == (Status.MISSING, ExitCode.INCOMPLETE)
     assert "python -m bench baseline record --config configs/h200-single.toml" in none.message
 
@@ -151,14 +151,14 @@ def test_versions_are_shown_when_they_differ(tmp_path: Path) -> None:
     stored = recording.build(HERE, ConfigRef(config.name, config.digest()), sessions(1000.0, 1010.0, 990.0), "0" * 40)
     recording.write(stored, tmp_path)
     newer = identity.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.12.1", "torch": "2.13.0"})
-    seen = baselines.view(newer, config, now(1000.0), tmp_path)
+    seen = store.view(newer, config, now(1000.0), tmp_path)
     assert (seen.status, seen.verdict, seen.sessions) == ("match", "within", 3)
     assert "python 3.11.7 -> 3.12.1" in seen.note
     assert "torch" not in seen.note
 
 
 def test_no_folder_of_baselines_is_no_baseline(tmp_path: Path) -> None:
-    seen = baselines.view(HERE, load_config(None), now(1.0), tmp_path / "absent")
+    seen = store.view(HERE, load_config(None), now(1.0), tmp_path / "absent")
     assert (seen.status, seen.value) == ("missing", None)
 
 
@@ -167,8 +167,8 @@ def test_no_folder_of_baselines_is_no_baseline(tmp_path: Path) -> None:
 
 def test_written_whole_and_read_back(tmp_path: Path) -> None:
     path = recording.write(measured(), tmp_path)
-    assert path == baselines.path_of(tmp_path, HERE, "cpu-tiny")
-    assert baselines.read(path) == measured()
+    assert path == store.path_of(tmp_path, HERE, "cpu-tiny")
+    assert store.read(path) == measured()
     assert list(path.parent.iterdir()) == [path]
     keys = set(json.loads(path.read_text()))
     assert {"value", "unit", "direction", "tolerance_percent", "sessions", "between_session_spread_percent"} <= keys
@@ -204,7 +204,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
 )
 def test_a_broken_file_is_refused_by_name_and_line(text: str, message: str) -> None:
     with pytest.raises(UserError) as refused:
-        baselines.parse(text, "b.json")
+        store.parse(text, "b.json")
     assert message in str(refused.value)
     assert re.match(r"b\.json:\d+: ", str(refused.value))
 
@@ -212,7 +212,7 @@ def test_a_broken_file_is_refused_by_name_and_line(text: str, message: str) -> N
 def test_the_line_is_that_of_the_key() -> None:
     text = edited(lambda t: t.update(tolerence=1))
     with pytest.raises(UserError) as refused:
-        baselines.parse(text, "b.json")
+        store.parse(text, "b.json")
     line = int(str(refused.value).split(":")[1])
     assert "tolerence" in text.splitlines()[line - 1]
 
@@ -221,7 +221,7 @@ def test_an_edited_value_is_noticed(tmp_path: Path) -> None:
     path = recording.write(measured(), tmp_path)
     path.write_text(path.read_text().replace(f'"value": {measured().value}', '"value": 2000.0'))
     with pytest.raises(UserError, match="value: 2000 is not the geometric mean of the sessions"):
-        baselines.read(path)
+        store.read(path)
 
 
 def test_a_file_in_another_machines_folder_is_refused(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_file_in_another_machines_folder_is_refused(tmp_path: Path) -> None:
     moved.parent.mkdir()
     path.rename(moved)
     with pytest.raises(UserError, match="is not the folder's name"):
-        baselines.read_all(tmp_path)
+        store.read_all(tmp_path)
 
 
 # Recording.
@@ -288,6 +288,6 @@ def test_recording_is_refused_on_a_dirty_tree_in_ci_and_with_few_sessions() -> N
 
 def test_list_shows_whose_figures_they_are(tmp_path: Path) -> None:
     recording.write(measured(), tmp_path)
-    (row,) = baselines.table(baselines.read_all(tmp_path), HERE)
+    (row,) = store.table(store.read_all(tmp_path), HERE)
     assert (row["this machine"], row["origin"], row["sessions"]) == ("yes", "measured", "4")
-    assert baselines.table(baselines.read_all(ROOT / "baselines"), HERE)[0]["this machine"] == "no"
+    assert store.table(store.read_all(ROOT / "baselines"), HERE)[0]["this machine"] == "no"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.baselines import (
+from bench.baselines.store import (
     MIN_SESSIONS,
     ROOT,
     TOLERANCE_PERCENT,

@@ -1,0 +1,1 @@
+"""Stored figures: one reviewed JSON file per machine and config, recorded by hand, compared by everyone."""

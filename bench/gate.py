@@ -17,7 +17,6 @@ from typing import Any
 
 from bench import outputs
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
-from bench.losses import LossCheck, check_losses
 from bench.machine import identity, state
 from bench.machine.commit import ROOT, git, read_commit
 from bench.machine.gpu_watch import GpuWatch
@@ -29,7 +28,8 @@ from bench.records.types import ALL, OFF, Arm, Commit
 from bench.report.show import show
 from bench.resident import Resident, WorkerLost
 from bench.statistics.stopping import SHARE_OF_BUDGET
-from bench.subject import SegmentRequest, Taken
+from bench.subjects.losses import LossCheck, check_losses
+from bench.subjects.protocol import SegmentRequest, Taken
 from bench.syncs.counting import ProcessCounter
 from bench.worktrees import NoHarness, Tree, checked_out
 from dflash.config import Config

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from bench.machine import identity
 from bench.records.types import Arm
-from bench.subject import SegmentRequest, Taken
+from bench.subjects.protocol import SegmentRequest, Taken
 from dflash.config import Config
 from steptime.errors import UserError
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from bench.losses import check_losses
 from bench.machine import state
 from bench.machine.gpu_watch import GpuWatch
 from bench.machine.sentinel import Sentinel, run_sentinel
@@ -18,7 +17,8 @@ from bench.progress import Reporter
 from bench.records.types import OFF, Arm, Measurement, Segment
 from bench.statistics.intervals import throughput
 from bench.statistics.stopping import MIN_ROUNDS, Watch
-from bench.subject import SegmentRequest, Subject, SubjectResult, Taken
+from bench.subjects.losses import check_losses
+from bench.subjects.protocol import SegmentRequest, Subject, SubjectResult, Taken
 
 PILOT_CYCLES = 3
 LEAST_S = 15.0

@@ -19,7 +19,7 @@ from bench.report.show import show
 from bench.statistics.analysis import Analysis, analyse
 from bench.statistics.stopping import Watch, judged
 from bench.statistics.verdict import Budgets, Judgement, judge
-from bench.subject import Subject
+from bench.subjects.protocol import Subject
 from bench.syncs import counting
 from dflash.config import Config
 from steptime.errors import UserError

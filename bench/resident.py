@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from bench.gate_worker import PROTOCOL
 from bench.records.types import Segment
-from bench.subject import SegmentRequest, Taken
+from bench.subjects.protocol import SegmentRequest, Taken
 from bench.worktrees import Tree
 
 BUILD_S = 600.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from steptime.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from bench.subject import Subject
+    from bench.subjects.protocol import Subject
     from bench.syncs.counting import Counter
     from dflash.config import Config
 
@@ -22,7 +22,7 @@ def make_subject(
     Raises:
         UserError: no such subject, or no such planted collector.
     """
-    from bench.subject import INJECTED
+    from bench.subjects.protocol import INJECTED
 
     injected = {INJECTED: inject_percent / 100.0} if inject_percent else {}
     if name == "spin":

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.machine import cores
 from bench.records.types import Arm
-from bench.subject import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
+from bench.subjects.protocol import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
 
 BLOCK_BYTES = 1 << 20
 """Work is hashing: single-threaded C code of a speed that hangs on the core alone, which lets the GIL go."""

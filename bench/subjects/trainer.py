@@ -26,8 +26,8 @@ import numpy as np
 
 from bench.machine.cores import OwnCores
 from bench.records.types import Arm
-from bench.stages import slowest_stage
-from bench.subject import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
+from bench.subjects.protocol import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
+from bench.subjects.stage_speed import slowest_stage
 from dflash.config import Config
 from dflash.data.plan import Plan
 from dflash.device import Device

@@ -15,7 +15,7 @@ from bench.baselines import store
 from bench.machine.commit import ROOT
 from bench.records.receipt import Receipt
 from bench.records.types import ExactCounts, ExitCode
-from bench.subject import INJECTED
+from bench.subjects.protocol import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
 from tests.bench.scenes import within
 

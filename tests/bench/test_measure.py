@@ -14,7 +14,7 @@ from bench.records.types import ALL, ExactCounts, ExitCode, Verdict
 from bench.statistics.analysis import analyse
 from bench.statistics.stopping import MIN_ROUNDS, Watch, judged
 from bench.statistics.verdict import judge
-from bench.subject import INJECTED
+from bench.subjects.protocol import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
 from steptime.errors import UserError
 

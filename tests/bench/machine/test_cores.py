@@ -10,7 +10,7 @@ import pytest
 from bench.machine import cores
 from bench.machine.cores import OwnCores, kept_on, usable
 from bench.records.types import Arm
-from bench.subject import SegmentRequest, Taken
+from bench.subjects.protocol import SegmentRequest, Taken
 from bench.subjects.trainer import TrainerSubject
 from tests.pipeline.run import small_config
 

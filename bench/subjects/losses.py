@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.records.types import Segment
-from bench.subject import Taken
+from bench.subjects.protocol import Taken
 
 
 @dataclass(frozen=True, slots=True)

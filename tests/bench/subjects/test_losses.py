@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.losses import check_losses
 from bench.records.types import Segment
-from bench.subject import Taken
+from bench.subjects.losses import check_losses
+from bench.subjects.protocol import Taken
 
 CYCLE = 4
 

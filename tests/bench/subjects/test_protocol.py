@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from bench.records.types import Arm
-from bench.subject import SegmentRequest, Stepper, Taken, busy_wait
 from bench.subjects import spin
+from bench.subjects.protocol import SegmentRequest, Stepper, Taken, busy_wait
 from bench.subjects.spin import Noise, SimulatedClock, SpinSubject
 
 OFF = Arm("off")

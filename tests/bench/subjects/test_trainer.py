@@ -12,9 +12,9 @@ import pytest
 
 import bench.subjects.trainer as trainer_subject
 from bench.gate_worker import trace
-from bench.losses import check_losses
 from bench.records.types import Arm
-from bench.subject import SegmentRequest, SubjectResult, Taken
+from bench.subjects.losses import check_losses
+from bench.subjects.protocol import SegmentRequest, SubjectResult, Taken
 from bench.subjects.trainer import Standstill, TrainerSubject, harness_config, typical_window
 from dflash.config import Config
 from dflash.data.plan import EpochPlan

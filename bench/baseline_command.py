@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench import outputs
+from bench import files
 from bench.baselines import recording, store
 from bench.machine import identity
 from bench.machine.commit import ROOT, git, read_commit
@@ -108,7 +108,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
 
 def _tell(text: str) -> None:
     print(text)
-    outputs.post_summary(f"Baseline: {text}\n")
+    files.post_summary(f"Baseline: {text}\n")
 
 
 def _reference(options: Options) -> ConfigRef:
@@ -140,7 +140,7 @@ def _sessions(options: Options, reporter: Reporter) -> Sequence[tuple[str, Recei
             command += ["--seed", str(number)]
             command += [word for setting in options.settings for word in ("--set", setting)]
             command += ["--minutes", str(options.minutes)] if options.minutes else []
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=outputs.child_environment())
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=files.child_environment())
             receipt = out / "receipt.json"
             if not receipt.exists():
                 raise UserError(f"baseline: session {number + 1} left no receipt (exit code {done.returncode})")

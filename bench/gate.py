@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import outputs
+from bench import files
 from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
 from bench.machine import identity, state
 from bench.machine.commit import ROOT, git, read_commit
@@ -25,6 +25,7 @@ from bench.plan import human_time, size
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, Arm, Commit
+from bench.report.files import write_all
 from bench.report.show import show
 from bench.resident import Resident, WorkerLost
 from bench.statistics.stopping import SHARE_OF_BUDGET
@@ -52,7 +53,7 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
     Raises:
         UserError: no such base, or a config that is wrong.
     """
-    folder = outputs.choose_folder(options.out, "gate")
+    folder = files.choose_folder(options.out, "gate")
     places = {} if root is None else {"root": root}
     started = time.monotonic()
     try:
@@ -65,7 +66,7 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
     except NoHarness as error:
         evidence = Evidence(incomplete=[str(error)])
         receipt = make_receipt(options, evidence, Commit(""), read_commit(**places), time.monotonic() - started)
-    outputs.write_all(receipt, folder)
+    write_all(receipt, folder)
     show(receipt, folder)
     return receipt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bench import outputs
+from bench import files
 from bench.machine import identity, state
 from bench.plan import MIN_SEGMENT_S
 from bench.records.receipt import BaselineView, Receipt
@@ -134,7 +134,7 @@ def make_receipt(options: Options, evidence: Evidence, base: Commit, head: Commi
         pipeline_efficiency=None,
         verdict=judgement.verdict,
         exit_code=judgement.exit_code,
-        created=outputs.now_utc(),
+        created=files.now_utc(),
         budget_percent=options.budget_percent,
         collector_budget_percent=options.budget_percent,
         reasons=judgement.reasons,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench import outputs
+from bench import files
 from bench.baselines import store
 from bench.machine import identity, state
 from bench.machine.commit import read_commit
@@ -15,6 +15,7 @@ from bench.plan import choose_collectors, make_arms
 from bench.progress import Reporter
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import ALL, ConfigRef, ExactCounts, Machine, Segment
+from bench.report.files import write_all
 from bench.report.show import show
 from bench.statistics.analysis import Analysis, analyse
 from bench.statistics.stopping import Watch, judged
@@ -76,7 +77,7 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
     started = time.monotonic()
     names = choose_collectors(subject.collectors, options.only)
     store.read_all()  # a broken file is refused now, not after minutes of measuring
-    folder = outputs.choose_folder(options.out, "overhead")
+    folder = files.choose_folder(options.out, "overhead")
     arms = make_arms(names, marginal=not options.quick, together=options.together)
     if options.together:
         names = ()
@@ -101,7 +102,7 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
             pending.close()
     counts, faults = pending.result() if pending is not None else ({}, ())
     receipt = make_receipt(options, run, counts, faults, counts_required=count is not None)
-    outputs.write_all(receipt, folder)
+    write_all(receipt, folder)
     show(receipt, folder)
     return receipt
 
@@ -132,7 +133,7 @@ def make_receipt(
         pipeline_efficiency=measurement.pipeline_efficiency,
         verdict=judgement.verdict,
         exit_code=judgement.exit_code,
-        created=outputs.now_utc(),
+        created=files.now_utc(),
         budget_percent=options.budgets.all_percent,
         collector_budget_percent=options.budgets.collector_percent,
         reasons=_reasons(judgement, run),

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.outputs import child_environment
+from bench.files import child_environment
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, ONLY, Arm, ExactCounts, Verdict
-from bench.report import words
+from bench.report import formatting
 from bench.statistics.analysis import COUNT_KINDS
 from bench.syncs.counting import ProcessCounter
 from dflash.config import Config
@@ -90,4 +90,4 @@ def time_plant(name: str, config_path: str, settings: Sequence[str]) -> PlantFou
     if cost.isolated is None:
         return PlantFound(name, False, "not measured")
     slower = cost.verdict in (Verdict.OVER, Verdict.SLOWER)
-    return PlantFound(name, slower, f"{cost.verdict.value}: {words.interval(cost.isolated)} %")
+    return PlantFound(name, slower, f"{cost.verdict.value}: {formatting.interval(cost.isolated)} %")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from bench import outputs, rates, trials
+from bench import files, rates, trials
 from bench.gate import gather
 from bench.gate_verdict import Options
 from bench.machine import identity
@@ -66,7 +66,7 @@ def run_selfcheck(
     0 when nothing was wrong; 1 when a planted fault was missed, identical code was called `over`, or a real loss of twice the
     budget or more `within`; 5 when it was interrupted, or something was not tried.
     """
-    folder = outputs.choose_folder(out, "selfcheck")
+    folder = files.choose_folder(out, "selfcheck")
     started = time.monotonic()
     earlier = list(trials.read(folder / GATES)) if (folder / GATES).exists() else []
     if earlier:
@@ -93,7 +93,7 @@ def run_selfcheck(
     report.seconds = before_s + round(time.monotonic() - started, 1)
     _write(folder, report)
     print(to_text(report))
-    outputs.post_summary(to_markdown(report))
+    files.post_summary(to_markdown(report))
     reporter.say(f"{folder}/selfcheck.json, selfcheck.md, {GATES}")
     return int(rates.exit_code(report))
 
@@ -152,17 +152,17 @@ def try_gate(config: Config, subject: str, inject_percent: float, minutes: float
     )
 
 
-def judge_again(files: Sequence[Path], out: str | None, reporter: Reporter) -> int:
+def judge_again(gates: Sequence[Path], out: str | None, reporter: Reporter) -> int:
     """The tables of gates that earlier checks kept, added up; nothing is measured. Exit codes as of `run_selfcheck`.
 
     Raises:
         UserError: a file that holds no gates.
     """
-    stored = [trial for file in files for trial in trials.read(file)]
+    stored = [trial for file in gates for trial in trials.read(file)]
     if not stored:
-        raise UserError(f"{', '.join(map(str, files))}: no gate in it")
+        raise UserError(f"{', '.join(map(str, gates))}: no gate in it")
     report = make_report(stored)
-    _write(outputs.choose_folder(out, "selfcheck"), report)
+    _write(files.choose_folder(out, "selfcheck"), report)
     print(to_text(report))
     return int(rates.exit_code(report))
 
@@ -178,5 +178,5 @@ def make_report(stored: Sequence[Trial], rows: Sequence[Row] = ()) -> Report:
 
 
 def _write(folder: Path, report: Report) -> None:
-    outputs.write(folder / "selfcheck.json", to_json(report))
-    outputs.write(folder / "selfcheck.md", to_markdown(report))
+    files.write(folder / "selfcheck.json", to_json(report))
+    files.write(folder / "selfcheck.md", to_markdown(report))

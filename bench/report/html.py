@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, OFF_AGAIN, ExactCounts, Interval, Segment
-from bench.report import markdown, terminal, words
+from bench.report import formatting, markdown, terminal
 
 MARGIN = 1.08
 """A chart reaches this much beyond what it shows."""
@@ -92,7 +92,7 @@ class Axis:
         first = int(self.low / step) - 1
         values = [step * k for k in range(first, first + most + 4) if self.low <= step * k <= self.high]
         digits = max(0, next(d for d in range(7) if abs(round(step, d) - step) < 1e-9))
-        return tuple(Tick(self.at(value), words.number(value, digits) + unit) for value in values)
+        return tuple(Tick(self.at(value), formatting.number(value, digits) + unit) for value in values)
 
 
 def render(receipt: Receipt, history: Sequence[tuple[str, float]] = ()) -> str:
@@ -104,22 +104,22 @@ def render(receipt: Receipt, history: Sequence[tuple[str, float]] = ()) -> str:
     return _template().render(
         receipt=receipt,
         verdict=receipt.verdict.value,
-        headline=words.headline(receipt),
-        meaning=words.EXIT_MEANING[receipt.exit_code],
-        machine=words.machine(receipt),
-        commit=words.commit(receipt),
+        headline=formatting.headline(receipt),
+        meaning=formatting.EXIT_MEANING[receipt.exit_code],
+        machine=formatting.machine(receipt),
+        commit=formatting.commit(receipt),
         facts=terminal.facts(receipt),
         intervals=interval_chart(receipt),
         segments=segment_chart(receipt),
         losses=loss_chart(receipt),
         counts=count_rows(receipt),
         places=markdown.differing_places(receipt),
-        state=words.state(receipt.before, receipt.after),
+        state=formatting.state(receipt.before, receipt.after),
         versions=receipt.machine.versions,
-        costs=words.all_costs(receipt),
-        marginal=words.has_marginal(receipt),
+        costs=formatting.all_costs(receipt),
+        marginal=formatting.has_marginal(receipt),
         history=history_chart(receipt, history),
-        words=words,
+        words=formatting,
         options={name: value for name, value in receipt.options.items() if value not in (None, "", False)},
     )
 
@@ -141,7 +141,7 @@ def interval_chart(receipt: Receipt) -> Intervals | None:
     """Every interval against zero and its budget; None when nothing was measured."""
     rows: list[tuple[str, str, Interval, str]] = []
     kinds = {ALL: "together", "head": "against base"}
-    for cost in words.all_costs(receipt):
+    for cost in formatting.all_costs(receipt):
         if cost.isolated is not None:
             rows.append((cost.name, kinds.get(cost.name, "isolated"), cost.isolated, cost.verdict.value))
         if cost.marginal is not None and cost.name not in kinds:
@@ -154,7 +154,7 @@ def interval_chart(receipt: Receipt) -> Intervals | None:
     middle, half = (max(reach) + min(reach)) / 2, (max(reach) - min(reach)) / 2 * MARGIN
     axis = Axis(middle - half, middle + half)
     bars = tuple(
-        Bar(name, kind, words.interval(found), verdict, axis.at(found.low), axis.at(found.percent), axis.at(found.high))
+        Bar(name, kind, formatting.interval(found), verdict, axis.at(found.low), axis.at(found.percent), axis.at(found.high))
         for name, kind, found, verdict in rows
     )
     budgets = {receipt.budget_percent: "budget of all"}
@@ -166,7 +166,7 @@ def interval_chart(receipt: Receipt) -> Intervals | None:
 
 def segment_chart(receipt: Receipt) -> Chart | None:
     """Every segment in the order taken: how much slower than the median one, percent."""
-    found = [segment for segment in words.segments(receipt) if segment.tokens and segment.seconds > 0]
+    found = [segment for segment in formatting.segments(receipt) if segment.tokens and segment.seconds > 0]
     if len(found) < 2:
         return None
     speeds = [segment.seconds / segment.tokens for segment in found]
@@ -185,7 +185,7 @@ def segment_chart(receipt: Receipt) -> Chart | None:
 
 def _segment_title(segment: Segment, value: float) -> str:
     where = f"round {segment.round + 1}" + (f", process {segment.process + 1}" if segment.process else "")
-    return f"{segment.arm}, {where}: {value:+.2f}%, {words.rate(segment.tokens / segment.seconds)} tok/s"
+    return f"{segment.arm}, {where}: {value:+.2f}%, {formatting.rate(segment.tokens / segment.seconds)} tok/s"
 
 
 def _round_ticks(segments: Sequence[Segment], across: Axis) -> tuple[Tick, ...]:
@@ -233,9 +233,9 @@ def count_rows(receipt: Receipt) -> list[tuple[str, ExactCounts, list[str]]]:
     rows = []
     for arm, counts in receipt.counts.items():
         added = []
-        for kind in words.KINDS:
+        for kind in formatting.KINDS:
             here, there = getattr(counts, kind), getattr(off, kind) if off is not None else None
-            added.append("" if here is None or there is None or counts is off else words.added(here - there))
+            added.append("" if here is None or there is None or counts is off else formatting.added(here - there))
         rows.append((arm, counts, added))
     return rows
 
@@ -254,7 +254,7 @@ def history_chart(receipt: Receipt, history: Sequence[tuple[str, float]]) -> Cha
             across.at(place),
             round(100.0 - axis.at(value), 3),
             "all" if place == last else "off",
-            f"{'this run' if place == last else date}: {words.rate(value)} tok/s",
+            f"{'this run' if place == last else date}: {formatting.rate(value)} tok/s",
         )
         for place, (date, value) in enumerate(points)
     )

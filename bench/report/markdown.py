@@ -6,7 +6,7 @@ from tabulate import tabulate
 
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, Cost, Verdict
-from bench.report import terminal, words
+from bench.report import formatting, terminal
 
 MARKS = {
     Verdict.WITHIN: "✅",
@@ -30,7 +30,7 @@ GATE_NOTE = (
 
 def render(receipt: Receipt) -> str:
     """The whole report as Markdown that ends with a newline."""
-    parts = [f"# {MARKS[receipt.verdict]} {words.headline(receipt)}", *_reasons(receipt), _costs(receipt)]
+    parts = [f"# {MARKS[receipt.verdict]} {formatting.headline(receipt)}", *_reasons(receipt), _costs(receipt)]
     parts += [_facts(receipt), _places(receipt), _machine(receipt), _run(receipt)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -40,10 +40,10 @@ def _reasons(receipt: Receipt) -> list[str]:
 
 
 def _costs(receipt: Receipt) -> str:
-    costs = words.all_costs(receipt)
+    costs = formatting.all_costs(receipt)
     if not costs:
         return ""
-    marginal = words.has_marginal(receipt)
+    marginal = formatting.has_marginal(receipt)
     first = ["commit", "slower %"] if receipt.command == "gate" else ["collector", "isolated %"]
     headers = [*first, *(["marginal %"] if marginal else []), "would find %", "own cost %"]
     headers += ["syncs", "ops", "copies", "allocations", "verdict"]
@@ -53,11 +53,11 @@ def _costs(receipt: Receipt) -> str:
 
 
 def _row(cost: Cost, marginal: bool) -> list[str]:
-    row = [f"`{cost.name}`", words.interval(cost.isolated)]
+    row = [f"`{cost.name}`", formatting.interval(cost.isolated)]
     if marginal:
-        row.append(words.interval(cost.marginal))
-    row += ["-" if cost.isolated is None else words.number(cost.isolated.mde), words.accounted(cost.accounted_percent)]
-    row += [words.added(getattr(cost, f"{kind}_added")) for kind in words.KINDS]
+        row.append(formatting.interval(cost.marginal))
+    row += ["-" if cost.isolated is None else formatting.number(cost.isolated.mde), formatting.accounted(cost.accounted_percent)]
+    row += [formatting.added(getattr(cost, f"{kind}_added")) for kind in formatting.KINDS]
     return [*row, f"{MARKS[cost.verdict]} {cost.verdict.value}"]
 
 
@@ -93,9 +93,9 @@ def differing_places(receipt: Receipt) -> list[tuple[str, str, str, str, str]]:
 
 
 def _machine(receipt: Receipt) -> str:
-    rows = words.state(receipt.before, receipt.after)
+    rows = formatting.state(receipt.before, receipt.after)
     versions = ", ".join(f"{name} {version}" for name, version in receipt.machine.versions.items())
-    lines = [f"## Machine\n\n{words.machine(receipt)} (`{receipt.machine.key}`)", versions]
+    lines = [f"## Machine\n\n{formatting.machine(receipt)} (`{receipt.machine.key}`)", versions]
     if rows:
         lines.append(table([list(row) for row in rows], ["", "before", "after"], "lrr"))
     return "\n\n".join(line for line in lines if line)
@@ -104,7 +104,7 @@ def _machine(receipt: Receipt) -> str:
 def _run(receipt: Receipt) -> str:
     options = ", ".join(f"{name} {value}" for name, value in receipt.options.items() if value not in (None, ""))
     return (
-        f"`{receipt.command}` of config `{receipt.config.name}` ({receipt.config.hash}), commit `{words.commit(receipt)}`, "
+        f"`{receipt.command}` of config `{receipt.config.name}` ({receipt.config.hash}), commit `{formatting.commit(receipt)}`, "
         f"{receipt.created}, exit code {int(receipt.exit_code)}. {options}"
     ).rstrip()
 

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from bench.records.receipt import Receipt
 from bench.records.types import Cost, Verdict
-from bench.report import words
+from bench.report import formatting
 
 STYLES = {
     Verdict.WITHIN: "32",
@@ -30,20 +30,20 @@ def render(receipt: Receipt, *, color: bool = False) -> str:
     parts += [f"{name + ':':<14} {text}" for name, text in facts(receipt)]
     parts.append("")
     parts += [f"  - {reason}" for reason in receipt.reasons]
-    parts.append(paint(words.headline(receipt), receipt.verdict, color) + f"  (exit code {int(receipt.exit_code)})")
+    parts.append(paint(formatting.headline(receipt), receipt.verdict, color) + f"  (exit code {int(receipt.exit_code)})")
     return "\n".join(parts) + "\n"
 
 
 def _title(receipt: Receipt) -> str:
-    return f"{receipt.command} of {receipt.config.name}, commit {words.commit(receipt)}\n{words.machine(receipt)}"
+    return f"{receipt.command} of {receipt.config.name}, commit {formatting.commit(receipt)}\n{formatting.machine(receipt)}"
 
 
 def cost_table(receipt: Receipt, *, color: bool = False) -> str:
     """collector | isolated % [low, high] | marginal | accounted | syncs added | verdict; empty without costs."""
-    costs = words.all_costs(receipt)
+    costs = formatting.all_costs(receipt)
     if not costs:
         return ""
-    marginal = words.has_marginal(receipt)
+    marginal = formatting.has_marginal(receipt)
     gate = receipt.command == "gate"
     headers = ["commit" if gate else "collector", ("slower" if gate else "isolated") + " %\n[low, high]"]
     headers += [*(["marginal %\n[low, high]"] if marginal else [])]
@@ -54,13 +54,13 @@ def cost_table(receipt: Receipt, *, color: bool = False) -> str:
 
 
 def _row(cost: Cost, marginal: bool, color: bool) -> list[str]:
-    row = [cost.name, words.interval(cost.isolated)]
+    row = [cost.name, formatting.interval(cost.isolated)]
     if marginal:
-        row.append(words.interval(cost.marginal))
+        row.append(formatting.interval(cost.marginal))
     return [
         *row,
-        words.accounted(cost.accounted_percent),
-        words.added(cost.syncs_added),
+        formatting.accounted(cost.accounted_percent),
+        formatting.added(cost.syncs_added),
         paint(cost.verdict.value, cost.verdict, color),
     ]
 
@@ -68,16 +68,16 @@ def _row(cost: Cost, marginal: bool, color: bool) -> list[str]:
 def facts(receipt: Receipt) -> list[tuple[str, str]]:
     """What stands under the table: (name, text)."""
     gate = receipt.command == "gate"
-    rows = words.sides(receipt) if gate else [("A/A", _aa(receipt))]
+    rows = formatting.sides(receipt) if gate else [("A/A", _aa(receipt))]
     if receipt.all is not None:
-        each = "" if gate or not receipt.collectors else f" for all, {words.mde(receipt.collectors)} for each"
-        rows.append(("would find", f"{words.mde([receipt.all])}{each} (in 95 of 100 runs)"))
-    rows += [("losses", words.losses(receipt)), ("exact counts", exact_line(receipt))]
+        each = "" if gate or not receipt.collectors else f" for all, {formatting.mde(receipt.collectors)} for each"
+        rows.append(("would find", f"{formatting.mde([receipt.all])}{each} (in 95 of 100 runs)"))
+    rows += [("losses", formatting.losses(receipt)), ("exact counts", exact_line(receipt))]
     if not gate:
-        rows += [("throughput", words.throughput(receipt.throughput)), ("baseline", words.baseline(receipt))]
+        rows += [("throughput", formatting.throughput(receipt.throughput)), ("baseline", formatting.baseline(receipt))]
     if receipt.pipeline_efficiency is not None:
         rows.append(("pipeline", f"{100 * receipt.pipeline_efficiency:.1f}% of what its slowest stage does alone"))
-    rows.append(("measured", words.measured(receipt)))
+    rows.append(("measured", formatting.measured(receipt)))
     rows += [("note", str(note)) for note in receipt.extra.get("notes", ())]
     return rows
 
@@ -85,7 +85,7 @@ def facts(receipt: Receipt) -> list[tuple[str, str]]:
 def _aa(receipt: Receipt) -> str:
     if receipt.aa is None:
         return "not measured"
-    return f"off again against off: {words.interval(receipt.aa)} % (the harness measured by itself)"
+    return f"off again against off: {formatting.interval(receipt.aa)} % (the harness measured by itself)"
 
 
 def exact_line(receipt: Receipt) -> str:
@@ -94,9 +94,10 @@ def exact_line(receipt: Receipt) -> str:
         return "not counted"
     bad = [counts for counts in receipt.counts.values() if not counts.armed]
     if bad:
-        return words.counting(bad[0])
-    changed = [f"{cost.name}: {text}" for cost in words.all_costs(receipt) if (text := words.exact(cost)) not in ("0", "n/a")]
-    how = words.counting(next(iter(receipt.counts.values())))
+        return formatting.counting(bad[0])
+    texts = [(cost.name, formatting.exact(cost)) for cost in formatting.all_costs(receipt)]
+    changed = [f"{name}: {text}" for name, text in texts if text not in ("0", "n/a")]
+    how = formatting.counting(next(iter(receipt.counts.values())))
     none = "head adds none" if receipt.command == "gate" else "no collector adds any"
     return ("; ".join(changed) if changed else none) + f" ({how})"
 

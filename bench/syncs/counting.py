@@ -162,7 +162,7 @@ class ProcessPending:
 
 def main(answer_path: str) -> int:
     """The child process: request on stdin, counts to `answer_path`."""
-    from bench.outputs import write
+    from bench.files import write
     from bench.syncs.proof import answer
     from dflash.observe.registry import COLLECTORS
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli, outputs, subjects
+from bench import cli, files, subjects
 from bench.baselines import store
 from bench.machine.commit import ROOT
 from bench.records.receipt import Receipt
 from bench.records.types import ExactCounts, ExitCode
+from bench.report.files import write_all
 from bench.subjects.protocol import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
 from tests.bench.scenes import within
@@ -240,16 +241,16 @@ def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) 
 
 def test_an_earlier_receipt_is_gone_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "receipt.json").write_text("{}")
-    outputs.choose_folder(tmp_path, "overhead")
+    files.choose_folder(tmp_path, "overhead")
     assert not (tmp_path / "receipt.json").exists()
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "receipt.json"
-    outputs.write(path, "old")
-    monkeypatch.setattr(outputs.os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
+    files.write(path, "old")
+    monkeypatch.setattr(files.os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        outputs.write(path, "new")
+        files.write(path, "new")
     assert path.read_text() == "old"
 
 
@@ -264,7 +265,7 @@ def test_in_ci_the_markdown_goes_to_the_job_summary(run, tmp_path: Path, monkeyp
 def test_part_of_a_measurement_posts_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     monkeypatch.setenv("ELSE", "kept")
-    environment = outputs.child_environment()
+    environment = files.child_environment()
     assert "GITHUB_STEP_SUMMARY" not in environment
     assert environment["ELSE"] == "kept"
 
@@ -296,7 +297,7 @@ def test_a_baseline_that_breaks_meanwhile_costs_the_history_and_nothing_else(
     """A gate needs no baseline; another machine's broken file must not take its answer away."""
     broken_baselines(tmp_path, monkeypatch)
     receipt = within()
-    outputs.write_all(receipt, tmp_path)
+    write_all(receipt, tmp_path)
     assert (tmp_path / "report.html").exists()
     assert "x.json:1: not valid JSON" in capsys.readouterr().err
 

@@ -1,15 +1,11 @@
-"""What every run leaves in its folder, whatever the verdict: receipt.json, report.md, report.html. Each whole or not at all."""
+"""The folder of a run, files written whole or not at all, the CI job's summary, and the environment of child processes."""
 
 from __future__ import annotations
 
 import os
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.baselines import store
-from bench.records.receipt import Receipt
-from bench.report import html, markdown
 from steptime.errors import UserError
 
 DEFAULT_ROOT = Path("bench-out")
@@ -40,15 +36,6 @@ def choose_folder(out: str | Path | None, command: str) -> Path:
     return folder
 
 
-def write_all(receipt: Receipt, folder: Path) -> None:
-    """Write the three files; the receipt first, since the reports can be made from it again."""
-    write(folder / "receipt.json", receipt.to_json() + "\n")
-    text = markdown.render(receipt)
-    write(folder / "report.md", text)
-    write(folder / "report.html", html.render(receipt, history_of(receipt)))
-    post_summary(text)
-
-
 def post_summary(text: str) -> None:
     """Add Markdown to the CI job's summary, where there is one: also, and most of all, when the job is red."""
     summary = os.environ.get(SUMMARY)
@@ -61,21 +48,6 @@ def child_environment() -> dict[str, str]:
     """For a measurement that is part of another one: only the whole posts to the job's summary, and no child with a planted
     fault tells a reader that something is wrong."""
     return {name: value for name, value in os.environ.items() if name != SUMMARY}
-
-
-def history_of(receipt: Receipt) -> list[tuple[str, float]]:
-    """(date, tokens/s) of the stored sessions of this machine and config, oldest first; empty when there are none.
-
-    A broken file is told on stderr and costs the report its history, nothing else: a gate needs no baseline.
-    """
-    try:
-        found = store.match(store.read_all(), receipt.machine, receipt.config)
-    except UserError as error:
-        print(f"no history in the report: {error}", file=sys.stderr)
-        return []
-    if found.status is not store.Status.MATCH or found.baseline is None:
-        return []
-    return sorted((session.date, session.tokens_per_second) for session in found.baseline.sessions)
 
 
 def write(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Reports of every kind of run: golden Markdown, a terminal of 80 columns, and a page that needs nothing else.
 
-`UPDATE_GOLDEN=1 pytest tests/bench/test_reports.py` writes the golden files anew; look at the difference before it is committed.
+`UPDATE_GOLDEN=1 pytest tests/bench/report/test_reports.py` writes the golden files anew; look at the difference before
+it is committed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 from bench.records.receipt import Receipt
 from bench.records.types import ExitCode, Verdict
-from bench.report import html, markdown, terminal, words
+from bench.report import formatting, html, markdown, terminal
 from tests.bench.scenes import SCENES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -164,9 +165,9 @@ def test_values_off_the_axis_sit_on_its_edge() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(14200.0, "14.2K"), (1234.4, "1,234"), (87.31, "87.3")])
 def test_throughputs_for_people(value: float, text: str) -> None:
-    assert words.rate(value) == text
+    assert formatting.rate(value) == text
 
 
 def test_no_number_is_a_negative_zero() -> None:
-    assert words.number(-0.001) == "0.00"
-    assert words.number(-0.01) == "-0.01"
+    assert formatting.number(-0.001) == "0.00"
+    assert formatting.number(-0.01) == "-0.01"

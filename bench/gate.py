@@ -20,9 +20,9 @@ from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_recei
 from bench.machine import identity, state
 from bench.machine.commit import ROOT, git, read_commit
 from bench.machine.gpu_watch import GpuWatch
-from bench.measure import INTERRUPTED, PILOT_CYCLES, typical_step
-from bench.plan import human_time, size
-from bench.progress import Reporter
+from bench.measure.plan import size
+from bench.measure.runner import INTERRUPTED, PILOT_CYCLES, typical_step
+from bench.progress import Reporter, human_time
 from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, Arm, Commit
 from bench.report.files import write_all

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from bench import files
 from bench.machine import identity, state
-from bench.plan import MIN_SEGMENT_S
+from bench.measure.plan import MIN_SEGMENT_S
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import (
     Commit,

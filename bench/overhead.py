@@ -10,8 +10,8 @@ from bench import files
 from bench.baselines import store
 from bench.machine import identity, state
 from bench.machine.commit import read_commit
-from bench.measure import Run, measure
-from bench.plan import choose_collectors, make_arms
+from bench.measure.plan import choose_collectors, make_arms
+from bench.measure.runner import Run, measure
 from bench.progress import Reporter
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import ALL, ConfigRef, ExactCounts, Machine, Segment

@@ -13,9 +13,13 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from bench.plan import human_time
-
 PLAIN_EVERY_S = 5.0
+
+
+def human_time(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`."""
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
 
 
 class Reporter:

@@ -20,10 +20,9 @@ from bench.gate import gather
 from bench.gate_verdict import Options
 from bench.machine import identity
 from bench.machine.commit import ROOT, read_commit
-from bench.measure import INTERRUPTED
-from bench.plan import human_time
+from bench.measure.runner import INTERRUPTED
 from bench.plant_check import check_plants
-from bench.progress import Reporter
+from bench.progress import Reporter, human_time
 from bench.rates import Report, Row
 from bench.report.rates import to_json, to_markdown, to_text
 from bench.trials import Trial

@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 from tabulate import tabulate
 
 from bench import rivals
-from bench.plan import human_time
+from bench.progress import human_time
 from bench.rates import Report, Row
 
 SCHEMA = "dflash-bench/selfcheck/3"

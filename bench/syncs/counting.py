@@ -18,8 +18,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from bench.machine.commit import ROOT
-from bench.plan import human_time
-from bench.progress import Reporter
+from bench.progress import Reporter, human_time
 from bench.records.types import ALL, OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
 
 LIMIT_S = 600.0

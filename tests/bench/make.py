@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.plan import make_arms, rounds
+from bench.measure.plan import make_arms, rounds
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import (
     Arm,

@@ -15,8 +15,8 @@ import pytest
 
 from bench.machine import identity, state
 from bench.machine.gpu_watch import GpuWatch
-from bench.measure import measure
-from bench.plan import make_arms
+from bench.measure.plan import make_arms
+from bench.measure.runner import measure
 from bench.progress import Reporter
 from bench.records.types import ALL, GpuState, MachineState
 from bench.statistics.stopping import Watch, judged
@@ -303,7 +303,7 @@ def test_gpus_are_looked_at_now_and_then_and_without_one_once() -> None:
 @pytest.mark.fault
 def test_a_run_that_was_throttled_in_its_middle_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     hot = loaded(throttle_reasons=("hardware slowdown",))
-    monkeypatch.setattr("bench.measure.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot))
+    monkeypatch.setattr("bench.measure.runner.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot))
     monkeypatch.setattr(state, "read_state", lambda: replace(START, gpus=(loaded(),)))
     subject = SpinSubject({"a": 0.0}, noise=Noise(step=0.001, slow=0.0))
     arms = make_arms(("a",))

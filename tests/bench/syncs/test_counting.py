@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.plan import make_arms
+from bench.measure.plan import make_arms
 from bench.progress import Reporter
 from bench.records.types import OFF, Arm
 from bench.syncs import counting

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.measure import Run, measure
-from bench.plan import make_arms
+from bench.measure.plan import make_arms
+from bench.measure.runner import Run, measure
 from bench.progress import Reporter
 from bench.records.types import ALL, ExactCounts, ExitCode, Verdict
 from bench.statistics.analysis import analyse

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bench.progress import human_time
 from bench.records.types import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, Arm
 from bench.statistics.stopping import MIN_ROUNDS
 from steptime.errors import UserError, nearest
@@ -152,9 +153,3 @@ def size(
         min_time_s=min_rounds * round_s(cycles),
         fits=min_rounds * round_s(cycles) <= time_s * 1.001,
     )
-
-
-def human_time(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`."""
-    whole = max(0, round(seconds))
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"

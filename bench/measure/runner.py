@@ -12,8 +12,8 @@ from statistics import median
 from bench.machine import state
 from bench.machine.gpu_watch import GpuWatch
 from bench.machine.sentinel import Sentinel, run_sentinel
-from bench.plan import MIN_SEGMENT_S, Sizing, human_time, one_round, rounds, size
-from bench.progress import Reporter
+from bench.measure.plan import MIN_SEGMENT_S, Sizing, one_round, rounds, size
+from bench.progress import Reporter, human_time
 from bench.records.types import OFF, Arm, Measurement, Segment
 from bench.statistics.intervals import throughput
 from bench.statistics.stopping import MIN_ROUNDS, Watch

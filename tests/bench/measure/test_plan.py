@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.plan import MIN_SEGMENT_S, choose_collectors, human_time, make_arms, one_round, rounds, size
+from bench.measure.plan import MIN_SEGMENT_S, choose_collectors, make_arms, one_round, rounds, size
+from bench.progress import human_time
 from bench.records.types import ALL, OFF, OFF_AGAIN
 from bench.statistics.stopping import MIN_ROUNDS
 from steptime.errors import UserError

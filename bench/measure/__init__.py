@@ -1,0 +1,1 @@
+"""Measuring one subject: arms, rounds and sizes (`plan`), and what takes the segments (`runner`)."""

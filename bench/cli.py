@@ -168,8 +168,8 @@ def _gate(parser: argparse.ArgumentParser) -> None:
 
 def run_gate(arguments: argparse.Namespace) -> int:
     """Is this commit slower than that one, on this machine, now? Two resident processes take turns."""
-    from bench.gate import run_gate as measure_both
-    from bench.gate_verdict import Options
+    from bench.gate.session import run_gate as measure_both
+    from bench.gate.verdict import Options
     from bench.progress import Reporter
     from dflash.config import load_config
 

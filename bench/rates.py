@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench import rivals, trials
-from bench.gate_verdict import BASE, HEAD, Evidence, Options, judge
+from bench.gate.verdict import BASE, HEAD, Evidence, Options, judge
 from bench.plant_check import PlantFound
 from bench.records.types import ExitCode, Verdict
 from bench.statistics.contrasts import Rounds, contrasts

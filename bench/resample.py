@@ -17,7 +17,7 @@ import numpy as np
 from tabulate import tabulate
 
 from bench import trials
-from bench.gate_verdict import BASE, HEAD
+from bench.gate.verdict import BASE, HEAD
 from bench.rates import Noise
 from bench.records.types import Verdict, log_ratio, slowdown_percent
 from bench.simulate import Cost, share

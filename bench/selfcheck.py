@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from bench import files, rates, trials
-from bench.gate import gather
-from bench.gate_verdict import Options
+from bench.gate.session import gather
+from bench.gate.verdict import Options
+from bench.gate.worktrees import Tree
 from bench.machine import identity
 from bench.machine.commit import ROOT, read_commit
 from bench.measure.runner import INTERRUPTED
@@ -26,7 +27,6 @@ from bench.progress import Reporter, human_time
 from bench.rates import Report, Row
 from bench.report.rates import to_json, to_markdown, to_text
 from bench.trials import Trial
-from bench.worktrees import Tree
 from dflash.config import Config
 from steptime.errors import UserError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from bench.gate_verdict import HEAD, Evidence, Launch
+from bench.gate.verdict import HEAD, Evidence, Launch
 from bench.records.strict_json import explain
 from bench.records.types import STRICT, MachineState, Segment
 from steptime.errors import UserError

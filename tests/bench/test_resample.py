@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench import resample, trials
-from bench.gate_verdict import HEAD
+from bench.gate.verdict import HEAD
 from bench.resample import COSTS, draw, main, pool_of, theta
 from bench.simulate import Cost
 from tests.bench.test_selfcheck import trial

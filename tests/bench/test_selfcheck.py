@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from bench import rivals, selfcheck, trials
-from bench.gate import pairs
-from bench.gate_verdict import HEAD, Evidence, Launch
+from bench.gate.session import pairs
+from bench.gate.verdict import HEAD, Evidence, Launch
 from bench.plant_check import PlantFound, judge_plant, time_plant
 from bench.progress import Reporter
 from bench.rates import Noise, Report, Row, add, exit_code, make_rows, rows_of, turns

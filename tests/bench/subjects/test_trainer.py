@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bench.subjects.trainer as trainer_subject
-from bench.gate_worker import trace
+from bench.gate.worker import trace
 from bench.records.types import Arm
 from bench.subjects.losses import check_losses
 from bench.subjects.protocol import SegmentRequest, SubjectResult, Taken

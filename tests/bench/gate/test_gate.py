@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from bench import gate, resident, worktrees
-from bench.gate import first_difference, gather, pairs, run_gate
-from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
+from bench.gate import session, worker_process, worktrees
+from bench.gate.session import first_difference, gather, pairs, run_gate
+from bench.gate.verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
+from bench.gate.worktrees import NoHarness, Tree, checked_out, resolve
 from bench.machine import commit
 from bench.machine.commit import ROOT, read_commit
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ExactCounts, ExitCode, Verdict
-from bench.worktrees import NoHarness, Tree, checked_out, resolve
 from dflash.config import Config, load_config
 from steptime.errors import UserError
 from tests.waiting import wait_until
@@ -112,9 +112,9 @@ def test_as_many_launches_as_the_time_and_building_allow(
         asked.append(len(asked))
         return build_s
 
-    monkeypatch.setattr(gate, "launch", launch)
-    monkeypatch.setattr(gate, "_clear", lambda evidence, budget: len(asked) >= clear_after)
-    gate._launch_all(replace(SHORT, minutes=minutes, launches=None), OURS, {}, evidence, QUIET)
+    monkeypatch.setattr(session, "launch", launch)
+    monkeypatch.setattr(session, "_clear", lambda evidence, budget: len(asked) >= clear_after)
+    session._launch_all(replace(SHORT, minutes=minutes, launches=None), OURS, {}, evidence, QUIET)
     assert (len(asked), evidence.stopped) == (launches, stopped)
 
 
@@ -158,7 +158,7 @@ def test_a_python_that_is_gone_is_a_lost_worker(tmp_path: Path) -> None:
 @fault
 def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that still builds reads no message; killed at once it would leave its folders behind."""
-    monkeypatch.setattr(resident, "CLOSE_S", 0.5)
+    monkeypatch.setattr(worker_process, "CLOSE_S", 0.5)
     body = f"""
     import pathlib, signal
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -169,7 +169,7 @@ def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypat
     finally:
         mark.unlink()
     """
-    worker = resident.Resident(tree_with_worker(tmp_path / "head", body), {})
+    worker = worker_process.Resident(tree_with_worker(tmp_path / "head", body), {})
     wait_until((tmp_path / "mark").exists)
     worker.close()
     assert not (tmp_path / "mark").exists()
@@ -177,9 +177,9 @@ def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypat
 
 @fault
 def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "BUILD_S", 0.5)
-    worker = resident.Resident(tree_with_worker(tmp_path / "head", "time.sleep(2)"), {})
-    with pytest.raises(resident.WorkerLost, match=r"head gave no answer within 0\.5 s"):
+    monkeypatch.setattr(worker_process, "BUILD_S", 0.5)
+    worker = worker_process.Resident(tree_with_worker(tmp_path / "head", "time.sleep(2)"), {})
+    with pytest.raises(worker_process.WorkerLost, match=r"head gave no answer within 0\.5 s"):
         worker.greet()
     worker.close()
 
@@ -293,10 +293,10 @@ def test_the_code_that_counts_is_known_by_its_content(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "bench/syncs/ways").mkdir(parents=True)
         (tmp_path / name / "bench/syncs/ways/way.py").write_text("ways = 1\n")
-    first, second = gate.counting_code(tmp_path / "a"), gate.counting_code(tmp_path / "b")
+    first, second = session.counting_code(tmp_path / "a"), session.counting_code(tmp_path / "b")
     assert first == second
     (tmp_path / "b/bench/syncs/ways/way.py").write_text("ways = 2\n")
-    assert gate.counting_code(tmp_path / "b") != first
+    assert session.counting_code(tmp_path / "b") != first
 
 
 def test_a_trainer_that_was_not_counted_is_incomplete() -> None:
@@ -474,7 +474,7 @@ def test_changes_made_while_a_dirty_head_is_measured_are_noticed(
         (repository / "README.md").write_text("changed again\n")
         return measured_evidence()
 
-    monkeypatch.setattr(gate, "gather", gather_and_edit)
+    monkeypatch.setattr(session, "gather", gather_and_edit)
     receipt = run_gate(replace(SHORT, out=str(tmp_path / "out")), QUIET, root=repository)
     assert receipt.exit_code is ExitCode.INCOMPLETE
     assert "changed while they were measured" in receipt.reasons[0]
@@ -527,20 +527,20 @@ def test_local_paths_of_the_config_are_those_of_the_caller(tmp_path: Path, monke
     (tmp_path / "chats.jsonl").touch()
     (tmp_path / "stdlib").mkdir()
     options = replace(SHORT, config=load_config(None, ["data.path=chats.jsonl", "target.model=Qwen/Qwen3-8B"]))
-    sent = gate._order(options, *OURS)["config"]
+    sent = session._order(options, *OURS)["config"]
     assert sent["data"]["path"] == str(tmp_path / "chats.jsonl")
     assert sent["target"]["model"] == "Qwen/Qwen3-8B"
     assert options.config.data.path == "chats.jsonl", "and the config is still known by what the user wrote"
-    assert "path" not in gate._order(SHORT, *OURS)["config"].get("data", {}), "the built-in corpus is no folder"
+    assert "path" not in session._order(SHORT, *OURS)["config"].get("data", {}), "the built-in corpus is no folder"
 
 
 @pytest.mark.parametrize(("same_data_code", "shares"), [(True, True), (False, False)])
 def test_base_prepares_its_own_data_where_the_code_for_it_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_data_code: bool, shares: bool
 ) -> None:
-    monkeypatch.setattr(gate, "git", lambda *words: "" if same_data_code else None)
+    monkeypatch.setattr(session, "git", lambda *words: "" if same_data_code else None)
     base = Tree(BASE, Commit("a" * 40), tmp_path / "worktrees" / "base", sys.executable)
     shared = Path(SHORT.config.data.cache).resolve()
-    assert gate._cache(SHORT.config, base, OURS[1]) == shared
-    assert gate._cache(SHORT.config, base, base) == (shared if shares else tmp_path / "worktrees" / "cache")
-    assert gate._cache(SHORT.config, OURS[0], OURS[0]) == shared, "a self-check leaves nothing beside the working tree"
+    assert session._cache(SHORT.config, base, OURS[1]) == shared
+    assert session._cache(SHORT.config, base, base) == (shared if shares else tmp_path / "worktrees" / "cache")
+    assert session._cache(SHORT.config, OURS[0], OURS[0]) == shared, "a self-check leaves nothing beside the working tree"

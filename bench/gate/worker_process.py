@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from bench.gate_worker import PROTOCOL
+from bench.gate.worker import PROTOCOL
+from bench.gate.worktrees import Tree
 from bench.records.types import Segment
 from bench.subjects.protocol import SegmentRequest, Taken
-from bench.worktrees import Tree
 
 BUILD_S = 600.0
 TURN_S = 120.0
@@ -34,7 +34,7 @@ class Resident:
     """One worker process of one tree.
 
     Args:
-        order: the first message, see `gate_worker`.
+        order: the first message, see `worker`.
     """
 
     def __init__(self, tree: Tree, order: Mapping[str, Any]) -> None:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import files
-from bench.gate_verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
+from bench.gate.verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
+from bench.gate.worker_process import Resident, WorkerLost
+from bench.gate.worktrees import NoHarness, Tree, checked_out
 from bench.machine import identity, state
 from bench.machine.commit import ROOT, git, read_commit
 from bench.machine.gpu_watch import GpuWatch
@@ -27,12 +29,10 @@ from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, Arm, Commit
 from bench.report.files import write_all
 from bench.report.show import show
-from bench.resident import Resident, WorkerLost
 from bench.statistics.stopping import SHARE_OF_BUDGET
 from bench.subjects.losses import LossCheck, check_losses
 from bench.subjects.protocol import SegmentRequest, Taken
 from bench.syncs.counting import ProcessCounter
-from bench.worktrees import NoHarness, Tree, checked_out
 from dflash.config import Config
 
 LAUNCHES = (3, 10)

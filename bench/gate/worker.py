@@ -1,0 +1,130 @@
+"""One resident process of a gate: `python -m bench.gate_worker`, JSON lines on stdin and stdout.
+
+    parent  {"subject": "trainer", "config": {...}, "inject_percent": 0, "trace_steps": 0}
+    worker  {"hello": {"protocol": 2, "root": ..., "cycle": 4, "collectors": [...], "washout": 1, "warmup": 8, "versions": {...}}}
+    parent  {"arm": "head", "on": [...], "round": 0, "order": 1, "steps": 8, "washout": 2}   its turn, many times
+    worker  {"first_step": 40, "segment": {...}}
+    parent  {"stop": true}
+    worker  {"result": {"losses": [[step, loss], ...], "peak_memory_bytes": ...}}
+
+Between two turns the worker stands still inside its step boundary, so that the other process has the machine. Each side of a
+gate runs the worker of its own tree: what the trainer's parts are called is its own affair, only this protocol must agree, and
+what a segment is (2: from standstill to standstill). It changes by a new number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from bench.machine import identity
+from bench.records.types import Arm
+from bench.subjects.protocol import SegmentRequest, Taken
+from dflash.config import Config
+from steptime.errors import UserError
+
+PROTOCOL = 2
+
+
+class Lines:
+    """The two ends of the conversation."""
+
+    def __init__(self, source: TextIO, sink: TextIO) -> None:
+        self._source, self._sink = source, sink
+
+    def read(self) -> dict[str, Any]:
+        """The next message; a parent that is gone counts as a stop."""
+        line = self._source.readline()
+        return json.loads(line) if line.strip() else {"stop": True}
+
+    def write(self, **message: Any) -> None:
+        self._sink.write(json.dumps(message) + "\n")
+        self._sink.flush()
+
+    def requests(self) -> Iterator[SegmentRequest]:
+        """One for each turn that the parent gives."""
+        while True:
+            message = self.read()
+            if message.get("stop"):
+                return
+            arm = Arm(message["arm"], frozenset(message["on"]))
+            yield SegmentRequest(arm, message["round"], message["order"], message["steps"], message["washout"])
+
+    def segment(self, item: Taken) -> None:
+        self.write(first_step=item.first_step, segment=dataclasses.asdict(item.segment))
+
+
+def serve(lines: Lines) -> None:
+    """Build what the first message asks for, and measure until the parent stops it."""
+    from bench.subjects import make_subject
+
+    order = lines.read()
+    if order.get("stop"):
+        return
+    config = Config.model_validate(order["config"])
+    if order["trace_steps"]:
+        lines.write(trace=trace(config, order["trace_steps"]))
+        return
+    subject, _ = make_subject(order["subject"], config, inject_percent=order["inject_percent"])
+    try:
+        subject.open()
+        hello = {"cycle": subject.cycle, "washout": subject.washout, "warmup": subject.warmup}
+        root = str(Path(__file__).resolve().parents[2])
+        about = {"protocol": PROTOCOL, "root": root, "versions": identity.identify().versions}
+        lines.write(hello={**about, "collectors": list(subject.collectors), **hello})
+        result = subject.run(lines.requests(), lines.segment)
+    finally:
+        subject.close()
+    lines.write(
+        result={
+            "losses": list(result.losses),
+            "peak_memory_bytes": result.peak_memory_bytes,
+            "notes": result.notes,
+            "faults": result.faults,
+        }
+    )
+
+
+def trace(config: Config, steps: int) -> list[tuple[int, float, float]]:
+    """(step, loss, gradient norm) of the first steps of real training, with the learning rate that the user set.
+
+    A gate measures with weights that stand still, which an optimizer that does other work would pass unseen.
+    """
+    import tempfile
+
+    from bench.subjects.trainer import harness_config
+    from dflash.observe.observer import Observer
+    from dflash.observe.roles import RoleMap
+    from dflash.pipeline.build import prepare_inputs
+    from dflash.pipeline.trainer import Trainer
+
+    ordered = harness_config(config)
+    train = config.train.model_copy(update={"steps": steps, "checkpoint_every": 0})
+    ordered = ordered.model_copy(update={"train": train})
+    with tempfile.TemporaryDirectory(prefix="dflash-trace-") as folder:
+        observer = Observer(ordered.observe, Path(folder), RoleMap.from_config(ordered))
+        try:
+            result = Trainer(prepare_inputs(ordered), Path(folder), observer, save_checkpoints=False).run()
+        finally:
+            observer.close()
+    return [(row.step, row.loss, row.grad_norm) for row in result.scalars]
+
+
+def main() -> int:
+    """Talk on what stdout was; whatever prints meanwhile goes to stderr and cannot garble the conversation."""
+    sink = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    lines = Lines(sys.stdin, sink)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through every `finally`, not past them
+    try:
+        serve(lines)
+    except UserError as error:
+        lines.write(error=str(error))
+        return 2
+    return 0

@@ -246,7 +246,7 @@ def _selfcheck(parser: argparse.ArgumentParser) -> None:
 
 def run_selfcheck(arguments: argparse.Namespace) -> int:
     """How often is the harness wrong? Identical code, known slowdowns, planted faults; rates with exact bounds."""
-    from bench import selfcheck
+    from bench.commands import selfcheck
     from bench.progress import Reporter
     from dflash.config import load_config
 

@@ -20,7 +20,7 @@ ALPHA: Final = 0.05
 """Error that each one-sided bound keeps, whenever the stopping rule stops."""
 NOMINAL: Final = 0.04
 """Error at which bounds are computed. Stopping on a spread that happens to be small adds up to a fifth (6.2% for a nominal 5%,
-5.0% for a nominal 4%: `python -m bench.simulate`), so this is what keeps ALPHA."""
+5.0% for a nominal 4%: `python -m bench.selfcheck.simulate`), so this is what keeps ALPHA."""
 POWER: Final = 0.95
 """Share of runs in which a slowdown as large as the printed MDE is found."""
 SWITCHED: Final = 0.01

@@ -6,7 +6,7 @@ look is reached. Why this rule and not another:
 
 - It looks at the spread and never at the sign or size of the effect, so a slowdown cannot be looked for until it shows:
   peeking with a significance test at every round costs 23% false alarms instead of 5. The looks are few because stopping on
-  a spread that happens to be small makes intervals a little too short; `python -m bench.simulate` shows that at these
+  a spread that happens to be small makes intervals a little too short; `python -m bench.selfcheck.simulate` shows that at these
   looks bounds taken at 4% keep an error of 5%.
 - A third, because then identical code is `within` in over 99.9 runs of 100, a cost of a third of the budget in 95, and a
   slowdown as large as the budget has L > 0 in over 99.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.records.types import Verdict, log_ratio
-from bench.simulate import CAP, NOISES, SHARED, Cost, Rates, rates, report, run_rule, share, simulate, stopping_error
+from bench.selfcheck.simulate import CAP, NOISES, SHARED, Cost, Rates, rates, report, run_rule, share, simulate, stopping_error
 from bench.statistics.contrasts import Rounds
 from bench.statistics.estimates import estimate, estimate_units
 from bench.statistics.intervals import NOMINAL
@@ -87,7 +87,7 @@ def test_the_rule_looks_at_the_spread_and_not_at_the_effect() -> None:
 
 def test_simulation_agrees_with_segments() -> None:
     """The arrays of the simulation and the segments of a run give the same contrasts."""
-    from bench.simulate import contrast, step_logs
+    from bench.selfcheck.simulate import contrast, step_logs
     from bench.statistics.contrasts import contrasts
 
     logs = step_logs(SHARED, 1, 8, 8, np.random.default_rng(1)).reshape(1, 4, 2, 8)

@@ -1,4 +1,6 @@
-"""How often is the judge right? `python -m bench.simulate` prints coverage, false alarms and power, each with its own error.
+"""How often is the judge right? Prints coverage, false alarms and power, each with its own error.
+
+    python -m bench.selfcheck.simulate
 
 Simulated segments go through the same estimators, stopping rule and verdict as measured ones. The noise is of the character
 found on shared machines: half-second segments of a fixed step have a paired spread of 1.5 to 2.5% and a lag-1 correlation of
@@ -236,7 +238,7 @@ COSTS: Final = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.selfcheck.simulate", description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=2000, help="runs in each row (default 2000)")
     parser.add_argument("--budget", type=float, default=1.0, help="percent (default 1)")
     parser.add_argument("--seed", type=int, default=0)

@@ -10,9 +10,9 @@ from statistics import fmean, median
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from bench import rivals
 from bench.progress import human_time
-from bench.rates import Report, Row
+from bench.selfcheck import other_judges
+from bench.selfcheck.rates import Report, Row
 
 SCHEMA = "dflash-bench/selfcheck/3"
 SHORT = {"pytest-benchmark mean:2%": "mean:2%", "pyperf t-test": "pyperf t", "Mann-Whitney": "M.-Whitney"}
@@ -64,7 +64,7 @@ def rival_rows(report: Report, *, bounds: bool) -> list[list[str]]:
     table = []
     for row in report.rows:
         if row.judged:
-            hits = [row.found, *(row.rivals.get(name, 0) for name in rivals.RIVALS)]
+            hits = [row.found, *(row.rivals.get(name, 0) for name in other_judges.RIVALS)]
             texts = [share(hit, row.judged) if bounds else f"{hit} of {row.judged}" for hit in hits]
             table.append([row.subject, _cost(row), f"{row.minutes:g}", *texts])
     return table
@@ -105,7 +105,7 @@ Table = tuple[str, list[list[str]], Sequence[str]]
 
 
 def _tables(report: Report, *, wide: bool) -> list[Table]:
-    names = [name if wide else SHORT[name] for name in rivals.RIVALS]
+    names = [name if wide else SHORT[name] for name in other_judges.RIVALS]
     found = [
         ("Gates of this code against itself, exact 95% bounds", gate_rows(report, ", " if wide else "\n"), GATE_HEADERS),
         (

@@ -1,8 +1,11 @@
-"""How often is the judge right in this machine's own noise? `python -m bench.resample GATES.jsonl...` asks made-up gates.
+"""How often is the judge right in this machine's own noise?
 
-`bench.simulate` makes its noise up; a self-check's gates are real, and few. Between the two: launches are drawn from those of
-stored gates, and the rounds of each from its own, about a mean that is known. So the noise has the tails and the skewness of the
-machine, and rates have a small error. It cannot show whether rounds hang on each other, or the machine on the hour.
+    python -m bench.selfcheck.resample GATES.jsonl...
+
+`bench.selfcheck.simulate` makes its noise up; a self-check's gates are real, and few. Between the two: launches are
+drawn from those of stored gates, and the rounds of each from its own, about a mean that is known. So the noise has the
+tails and the skewness of the machine, and rates have a small error. It cannot show whether rounds hang on each other,
+or the machine on the hour.
 """
 
 from __future__ import annotations
@@ -16,16 +19,16 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from bench import trials
 from bench.gate.verdict import BASE, HEAD
-from bench.rates import Noise
 from bench.records.types import Verdict, log_ratio, slowdown_percent
-from bench.simulate import Cost, share
+from bench.selfcheck import stored_gates
+from bench.selfcheck.rates import Noise
+from bench.selfcheck.simulate import Cost, share
+from bench.selfcheck.stored_gates import Trial
 from bench.statistics.contrasts import Floats, Rounds, contrasts
 from bench.statistics.estimates import by_process
 from bench.statistics.intervals import interval
 from bench.statistics.verdict import classify
-from bench.trials import Trial
 from steptime.errors import UserError
 
 COSTS = (
@@ -122,7 +125,7 @@ HEADERS = ("launches", "true cost", "falls on", "half-width", "L holds", "U hold
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.resample", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.selfcheck.resample", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="gates.jsonl of self-checks")
     parser.add_argument("--subject", default="", metavar="NAME", help="only the gates of this subject")
     parser.add_argument("--launches", type=int, nargs="+", default=[5, 10], metavar="N", help="launches of a gate (default 5 10)")
@@ -131,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     try:
-        stored = [trial for file in options.files for trial in trials.read(file)]
+        stored = [trial for file in options.files for trial in stored_gates.read(file)]
         pool = pool_of(trial for trial in stored if options.subject in ("", trial.subject))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import compare_judges
-from bench.compare_judges import OTHERS, OURS, OURS_OVER, OURS_WITHIN, main, recorded, simulated, tally
 from bench.records.types import Commit, ConfigRef, Machine
-from bench.simulate import NOISES
+from bench.selfcheck import compare_judges
+from bench.selfcheck.compare_judges import OTHERS, OURS, OURS_OVER, OURS_WITHIN, main, recorded, simulated, tally
+from bench.selfcheck.simulate import NOISES
 from steptime.errors import UserError
 from tests.bench.make import made_receipt
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import resample, trials
 from bench.gate.verdict import HEAD
-from bench.resample import COSTS, draw, main, pool_of, theta
-from bench.simulate import Cost
-from tests.bench.test_selfcheck import trial
+from bench.selfcheck import resample, stored_gates
+from bench.selfcheck.resample import COSTS, draw, main, pool_of, theta
+from bench.selfcheck.simulate import Cost
+from tests.bench.selfcheck.test_selfcheck import trial
 
 
 def test_the_pool_holds_the_noise_and_not_the_cost() -> None:
@@ -25,7 +25,7 @@ def test_the_pool_holds_the_noise_and_not_the_cost() -> None:
 
 
 def test_launches_that_lie_apart_stay_apart() -> None:
-    def apart(one: trials.Trial) -> trials.Trial:
+    def apart(one: stored_gates.Trial) -> stored_gates.Trial:
         slow = [1.0, 1.1, 0.9]
         segments = [
             replace(s, seconds=s.seconds * slow[s.process], step_seconds=()) if s.arm == HEAD else replace(s, step_seconds=())
@@ -48,8 +48,8 @@ def test_a_made_up_gate_has_the_cost_that_was_asked_for(cost: Cost) -> None:
 def test_the_table_says_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "gates.jsonl"
     for seed in range(2):
-        trials.append(file, trial(0.0, seed=seed))
-        trials.append(file, trial(0.0, "trainer", noise=0.5, seed=seed))
+        stored_gates.append(file, trial(0.0, seed=seed))
+        stored_gates.append(file, trial(0.0, "trainer", noise=0.5, seed=seed))
     assert main([str(file), "--runs", "40", "--launches", "4", "--subject", "spin"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("6 launches of 10 rounds on average")
@@ -63,7 +63,7 @@ def test_the_table_says_what_was_found(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.fault
 def test_no_gates_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "gates.jsonl"
-    trials.append(file, trial(0.0))
+    stored_gates.append(file, trial(0.0))
     assert main([str(file), "--subject", "trainer"]) == 2
     assert capsys.readouterr().err == "error: no launch of at least 8 rounds in these gates\n"
     assert main([str(tmp_path / "absent")]) == 2

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import rivals, selfcheck, trials
+from bench.commands import selfcheck
+from bench.commands.selfcheck import COSTS, judge_again, run_selfcheck
 from bench.gate.session import pairs
 from bench.gate.verdict import HEAD, Evidence, Launch
-from bench.plant_check import PlantFound, judge_plant, time_plant
 from bench.progress import Reporter
-from bench.rates import Noise, Report, Row, add, exit_code, make_rows, rows_of, turns
 from bench.records.types import ExactCounts, ExitCode
-from bench.report.rates import share, to_json, to_markdown, to_text
-from bench.selfcheck import COSTS, judge_again, run_selfcheck
+from bench.selfcheck import other_judges, stored_gates
+from bench.selfcheck.plant_check import PlantFound, judge_plant, time_plant
+from bench.selfcheck.rates import Noise, Report, Row, add, exit_code, make_rows, rows_of, turns
+from bench.selfcheck.stored_gates import Trial
+from bench.selfcheck.tables import share, to_json, to_markdown, to_text
 from bench.statistics.contrasts import Rounds
-from bench.trials import Trial
 from dflash.config import Config
 from steptime.errors import UserError
 from tests.bench.make import segment
@@ -107,9 +108,9 @@ def test_a_list_with_a_0_in_it_is_the_order_itself() -> None:
 def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for number, file in enumerate(files):
-        trials.append(file, trial(0.0, seed=number))
-        trials.append(file, trial(5.0, "trainer", seed=number))
-    kept, made = next(trials.read(files[0])).evidence().interval(), evidence(0.0).interval()
+        stored_gates.append(file, trial(0.0, seed=number))
+        stored_gates.append(file, trial(5.0, "trainer", seed=number))
+    kept, made = next(stored_gates.read(files[0])).evidence().interval(), evidence(0.0).interval()
     assert kept is not None
     assert made is not None
     assert (kept.low, kept.high, kept.n) == pytest.approx((made.low, made.high, made.n), abs=1e-5)
@@ -138,16 +139,16 @@ def test_drift_fools_those_who_measure_base_first_and_not_the_rounds() -> None:
     found = drifting.interval()
     assert found is not None
     assert found.low < 0.0 < found.high
-    assert rivals.alarms(drifting.segments) == dict.fromkeys(rivals.RIVALS, True)
+    assert other_judges.alarms(drifting.segments) == dict.fromkeys(other_judges.RIVALS, True)
 
 
 def test_others_find_a_clear_slowdown_and_nothing_in_quiet_identical_code() -> None:
-    assert rivals.alarms(evidence(0.05).segments) == dict.fromkeys(rivals.RIVALS, True)
-    assert not any(rivals.alarms(evidence(0.0, noise=1e-4, seed=5).segments).values())
+    assert other_judges.alarms(evidence(0.05).segments) == dict.fromkeys(other_judges.RIVALS, True)
+    assert not any(other_judges.alarms(evidence(0.0, noise=1e-4, seed=5).segments).values())
 
 
 def test_the_base_first_order_takes_each_side_from_its_half() -> None:
-    base, head = rivals.base_then_head(evidence(0.0, rounds=4).segments)
+    base, head = other_judges.base_then_head(evidence(0.0, rounds=4).segments)
     assert len(base) == len(head) == 12
 
 
@@ -278,7 +279,7 @@ def test_time_goes_to_each_kind_of_gate_in_turn(
     assert asked[:8] == [0.0, 1.0, 0.0, 2.0, 0.0, 5.0, 0.0, 1.0]
     stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
     assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(asked)
-    assert [kept.inject_percent for kept in trials.read(tmp_path / "out" / "gates.jsonl")] == asked
+    assert [kept.inject_percent for kept in stored_gates.read(tmp_path / "out" / "gates.jsonl")] == asked
     assert "5% real" in capsys.readouterr().out
     assert (tmp_path / "summary.md").read_text().startswith("# Self-check of the harness")
 
@@ -298,7 +299,7 @@ def test_a_second_check_into_the_same_folder_goes_on_from_there(check: Callable[
     first, second = check(plants=False), check(injected=[0.0], gate_minutes=1.0, plants=False)
     stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
     assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(first) + len(second)
-    assert [kept.inject_percent for kept in trials.read(tmp_path / "out" / "gates.jsonl")] == first + second
+    assert [kept.inject_percent for kept in stored_gates.read(tmp_path / "out" / "gates.jsonl")] == first + second
     assert stored["seconds"] > 60 * GATE_MINUTES * len(first)
 
 
@@ -329,7 +330,7 @@ def test_an_interrupted_check_is_not_green(check: Callable[..., list[float]], ca
 
 @pytest.mark.fault
 def test_planted_faults_for_which_no_time_is_left_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench import plant_check
+    from bench.selfcheck import plant_check
     from bench.syncs.faults.planted import COUNTED, PLANTED
 
     monkeypatch.setattr(plant_check, "count_plants", lambda config, names: [PlantFound(name, True, "+1") for name in names])

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench import rivals, trials
 from bench.gate.verdict import BASE, HEAD, Evidence, Options, judge
-from bench.plant_check import PlantFound
 from bench.records.types import ExitCode, Verdict
+from bench.selfcheck import other_judges, stored_gates
+from bench.selfcheck.plant_check import PlantFound
+from bench.selfcheck.stored_gates import Trial
 from bench.statistics.contrasts import Rounds, contrasts
-from bench.trials import Trial
 from dflash.config import Config
 
 SCALED = (1.0, 2.0, 5.0)
@@ -151,7 +151,7 @@ def add(report: Report, trial: Trial) -> bool:
         if (row.subject, row.minutes) != (trial.subject, trial.minutes):
             continue
         if row.scaled and trial.inject_percent == 0:
-            _count(row, trials.slowed(evidence, row.inject_percent))
+            _count(row, stored_gates.slowed(evidence, row.inject_percent))
         elif not row.scaled and row.inject_percent == trial.inject_percent:
             judged = _count(row, evidence) is not Verdict.INVALID
     _noise_of(report, trial).add(contrasts(evidence.segments, (HEAD,), (BASE,), evidence.cycle))
@@ -179,7 +179,7 @@ def _count(row: Row, evidence: Evidence) -> Verdict:
         row.widths.append((found.high - found.low) / 2)
         row.errors.append(found.percent - row.inject_percent)
     if verdict is not Verdict.INVALID:
-        for name, alarm in rivals.alarms(evidence.segments).items():
+        for name, alarm in other_judges.alarms(evidence.segments).items():
             row.rivals[name] = row.rivals.get(name, 0) + alarm
     return verdict
 

@@ -1,4 +1,6 @@
-"""The same data judged by us and by others: who cries wolf, who misses? `python -m bench.compare_judges [RECEIPT]`.
+"""The same data judged by us and by others: who sounds a false alarm, who misses?
+
+    python -m bench.selfcheck.compare_judges [RECEIPT]
 
 One noise trace (segments of one piece of code, in the order they were taken) serves all judges. The others measure base
 first and head second, as their users do; ours takes the two in turn, in random order inside rounds. A known slowdown is laid
@@ -22,7 +24,7 @@ from tabulate import tabulate
 
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, Verdict, log_ratio
-from bench.simulate import NOISES, STEPS, Noise, contrast, share, step_logs
+from bench.selfcheck.simulate import NOISES, STEPS, Noise, contrast, share, step_logs
 from bench.statistics.contrasts import Floats
 from bench.statistics.intervals import interval
 from bench.statistics.verdict import classify
@@ -140,7 +142,7 @@ def report(tallies: Sequence[Tally]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.compare_judges", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.selfcheck.compare_judges", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("receipt", nargs="*", help="receipts whose off segments serve as noise (default: simulated)")
     parser.add_argument("--runs", type=int, default=1000, help="simulated runs in each row (default 1000)")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="segments of each side (default 20)")

@@ -15,18 +15,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from bench import files, rates, trials
+from bench import files
 from bench.gate.session import gather
 from bench.gate.verdict import Options
 from bench.gate.worktrees import Tree
 from bench.machine import identity
 from bench.machine.commit import ROOT, read_commit
 from bench.measure.runner import INTERRUPTED
-from bench.plant_check import check_plants
 from bench.progress import Reporter, human_time
-from bench.rates import Report, Row
-from bench.report.rates import to_json, to_markdown, to_text
-from bench.trials import Trial
+from bench.selfcheck import rates, stored_gates
+from bench.selfcheck.plant_check import check_plants
+from bench.selfcheck.rates import Report, Row
+from bench.selfcheck.stored_gates import Trial
+from bench.selfcheck.tables import to_json, to_markdown, to_text
 from dflash.config import Config
 from steptime.errors import UserError
 
@@ -67,7 +68,7 @@ def run_selfcheck(
     """
     folder = files.choose_folder(out, "selfcheck")
     started = time.monotonic()
-    earlier = list(trials.read(folder / GATES)) if (folder / GATES).exists() else []
+    earlier = list(stored_gates.read(folder / GATES)) if (folder / GATES).exists() else []
     if earlier:
         reporter.say(f"selfcheck: {len(earlier)} gates are in {folder} already; these are added to them")
     report = make_report(earlier, rates.make_rows(subjects, gate_minutes, injected))
@@ -77,7 +78,7 @@ def run_selfcheck(
     def keep(trial: Trial) -> None:
         if rates.add(report, trial):
             judged.add(trial.subject)
-        trials.append(folder / GATES, trial)
+        stored_gates.append(folder / GATES, trial)
         report.seconds = before_s + round(time.monotonic() - started, 1)
         _write(folder, report)
 
@@ -157,7 +158,7 @@ def judge_again(gates: Sequence[Path], out: str | None, reporter: Reporter) -> i
     Raises:
         UserError: a file that holds no gates.
     """
-    stored = [trial for file in gates for trial in trials.read(file)]
+    stored = [trial for file in gates for trial in stored_gates.read(file)]
     if not stored:
         raise UserError(f"{', '.join(map(str, gates))}: no gate in it")
     report = make_report(stored)

@@ -103,8 +103,8 @@ def peers(session: nox.Session) -> None:
     """One training step of SpecForge and speculators beside ours: time and host syncs."""
     install(session, "loguru", "pydantic-settings", "aiohttp", "openai", "accelerate", "psutil")
     session.install("--no-deps", "specforge==0.2.0", "speculators==0.9.0", "hs-connectors")
-    session.run("python", "-m", "bench.peers", *session.posargs)
-    session.run("python", "-m", "bench.peers_syncs")
+    session.run("python", "-m", "bench.peers.speed", *session.posargs)
+    session.run("python", "-m", "bench.peers.syncs")
 
 
 @nox.session

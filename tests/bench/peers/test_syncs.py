@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench import peers_syncs
-from bench.peers_syncs import STEPS, WARMUP, Counted, PeerStep, alone, count, places, summary
+from bench.peers import syncs
+from bench.peers.syncs import STEPS, WARMUP, Counted, PeerStep, alone, count, places, summary
 
 
 def reading_step(steps: int) -> None:
-    weight = torch.nn.Parameter(torch.ones(3, device=peers_syncs.DEVICE))
+    weight = torch.nn.Parameter(torch.ones(3, device=syncs.DEVICE))
 
     def loss() -> torch.Tensor:
         total = (weight * weight).sum()
@@ -38,7 +38,7 @@ def test_a_missing_peer_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         raise ImportError("No module named 'specforge'")
         yield
 
-    monkeypatch.setattr(peers_syncs, "ours", lambda: [Counted("dflash-harness", "drafter/0", 4, {})])
-    monkeypatch.setattr(peers_syncs, "specforge", specforge)
-    assert peers_syncs.main([]) == 2
+    monkeypatch.setattr(syncs, "ours", lambda: [Counted("dflash-harness", "drafter/0", 4, {})])
+    monkeypatch.setattr(syncs, "specforge", specforge)
+    assert syncs.main([]) == 2
     assert capsys.readouterr().err.startswith("error: specforge is not installed")

@@ -1,7 +1,7 @@
 """One training step of our drafter beside those of SpecForge and speculators, in turns.
 
     pip install --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors    (nox -s peers does)
-    python -m bench.peers [--dtype fp32|bf16 ...] [--rounds N] [--context N --anchors N --vocab N ...] [--json FILE]
+    python -m bench.peers.speed [--dtype fp32|bf16 ...] [--rounds N] [--context N --anchors N --vocab N ...] [--json FILE]
 
 Same shapes, precision, anchors per sequence and block size; random weights. A step is forward, loss, backward, clip and
 optimizer; each side draws its anchors in it. The three take turns inside every round, so that a drifting machine slows them
@@ -265,7 +265,7 @@ def table(results: Sequence[Compared]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.speed", description=__doc__.partition("\n")[0])
     for field in fields(Shape):
         if field.name != "dtype":
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)

@@ -1,7 +1,7 @@
 """Host syncs of the other DFlash trainers' steps, counted as ours are.
 
     pip install --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors    (nox -s peers does)
-    python -m bench.peers_syncs [--json FILE]
+    python -m bench.peers.syncs [--json FILE]
 
 Each step is taken twice: the drafter's alone (forward, backward, clip, optimizer), and as that project's own trainer takes it,
 with its reporting at the default settings. Small random weights on the CPU, where the strict rules of `docs/syncs.md` say what
@@ -246,7 +246,7 @@ def ours() -> list[Counted]:
     from dflash.config import load_config
     from dflash.observe.registry import COLLECTORS
 
-    config = harness_config(load_config(Path(__file__).parents[1] / "configs" / "cpu-tiny.toml"))
+    config = harness_config(load_config(Path(__file__).parents[2] / "configs" / "cpu-tiny.toml"))
     arms: dict[str, Sequence[str]] = {OFF: (), "all": [collector.name for collector in COLLECTORS]}
     proof = count_arms(config, arms)
     found = []
@@ -276,7 +276,7 @@ def places(rows: Sequence[Counted]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print both tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers_syncs", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.syncs", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", metavar="FILE", help="write the counts")
     options = parser.parse_args(argv)
     torch.manual_seed(0)

@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from bench import face
 from bench.baselines import store
+from bench.pytest_benchmark import replay
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, Verdict
 
-CLOCK = face.ReplayClock()
+CLOCK = replay.ReplayClock()
 
 
 @pytest.mark.benchmark(timer=CLOCK, group="tokens per second")
 def test_tokens(benchmark: Any, collector: str, receipt: Receipt, known: Any, request: pytest.FixtureRequest) -> None:
     """Replay the arm's segments, then judge the run itself, the collector's cost, and the stored baseline."""
-    samples = face.samples(receipt, collector)
+    samples = replay.samples(receipt, collector)
     if not samples:
-        pytest.fail(f"arm {face.arm_of(collector)!r} was not measured: {'; '.join(receipt.reasons)}", pytrace=False)
+        pytest.fail(f"arm {replay.arm_of(collector)!r} was not measured: {'; '.join(receipt.reasons)}", pytrace=False)
     remaining = iter(samples)
     benchmark.pedantic(lambda: CLOCK.advance(next(remaining, 0.0)), setup=CLOCK.reset, rounds=len(samples), iterations=1)
-    benchmark.extra_info.update(face.extra_info(receipt, collector))
+    benchmark.extra_info.update(replay.extra_info(receipt, collector))
     _judge_run(receipt)
     _judge_cost(receipt, collector, strict=request.config.option.bench_strict)
     _judge_baseline(receipt, known, collector)
@@ -34,10 +34,10 @@ def _judge_run(receipt: Receipt) -> None:
 
 
 def _judge_cost(receipt: Receipt, collector: str, *, strict: bool) -> None:
-    cost = face.cost_of(receipt, collector)
+    cost = replay.cost_of(receipt, collector)
     if cost is None or cost.verdict is Verdict.WITHIN:
         return
-    text = f"{cost.name}: {cost.verdict.value}: {'; '.join(cost.reasons)}\n{face.cost_table([cost])}"
+    text = f"{cost.name}: {cost.verdict.value}: {'; '.join(cost.reasons)}\n{replay.cost_table([cost])}"
     if strict or cost.verdict in (Verdict.OVER, Verdict.INVALID):
         pytest.fail(text, pytrace=False)
 
@@ -47,7 +47,7 @@ def _judge_baseline(receipt: Receipt, known: Any, collector: str) -> None:
     if collector != OFF or known.baseline is None or receipt.throughput is None:
         return
     found = store.compare(known.baseline, [receipt.throughput])
-    table = face.regression(found, known.baseline, known.baseline_path)
+    table = replay.regression(found, known.baseline, known.baseline_path)
     if table and found.verdict is Verdict.OVER:
         pytest.fail(table, pytrace=False)
     if table:
@@ -69,4 +69,4 @@ def test_resolved(receipt: Receipt) -> None:
     """
     open_costs = [c for c in (*receipt.collectors, receipt.all) if c and c.verdict in (Verdict.SLOWER, Verdict.UNRESOLVED)]
     if open_costs:
-        pytest.xfail(f"not resolved:\n{face.cost_table(open_costs)}")
+        pytest.xfail(f"not resolved:\n{replay.cost_table(open_costs)}")

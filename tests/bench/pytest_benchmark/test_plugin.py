@@ -21,7 +21,7 @@ from tests.bench.make import made_receipt
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.filterwarnings("ignore::pytest_benchmark.logger.PytestBenchmarkWarning")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TINY = ROOT / "configs/cpu-tiny.toml"
 REFERENCE = ROOT / "configs/pro6000x8-qwen3.6-27b.toml"
 HERE = identity.describe([("NVIDIA H200", "aaaa")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})

@@ -131,7 +131,7 @@ def _overhead(parser: argparse.ArgumentParser) -> None:
 
 def run_overhead(arguments: argparse.Namespace) -> int:
     """What does each collector cost? Every arm replays the same batches; costs come with intervals and a verdict."""
-    from bench import overhead
+    from bench.commands import overhead
     from bench.progress import Reporter
     from bench.subjects import make_subject
     from dflash.config import load_config
@@ -168,7 +168,7 @@ def _gate(parser: argparse.ArgumentParser) -> None:
 
 def run_gate(arguments: argparse.Namespace) -> int:
     """Is this commit slower than that one, on this machine, now? Two resident processes take turns."""
-    from bench.gate.session import run_gate as measure_both
+    from bench.commands.gate import run_gate as measure_both
     from bench.gate.verdict import Options
     from bench.progress import Reporter
     from dflash.config import load_config
@@ -207,13 +207,13 @@ def _baseline(parser: argparse.ArgumentParser) -> None:
 
 def run_baseline(arguments: argparse.Namespace) -> int:
     """Record, compare or list stored figures."""
-    from bench import baseline_command
+    from bench.commands import baseline
     from bench.progress import Reporter
     from dflash.config import load_config
 
     if arguments.action == "list":
-        return baseline_command.run_list()
-    options = baseline_command.Options(
+        return baseline.run_list()
+    options = baseline.Options(
         config=load_config(arguments.config, arguments.set),
         config_path=arguments.config,
         settings=tuple(arguments.set),
@@ -222,7 +222,7 @@ def run_baseline(arguments: argparse.Namespace) -> int:
         receipts=tuple(arguments.receipt),
         note=arguments.note,
     )
-    run = baseline_command.run_record if arguments.action == "record" else baseline_command.run_compare
+    run = baseline.run_record if arguments.action == "record" else baseline.run_compare
     return run(options, Reporter())
 
 

@@ -1,4 +1,4 @@
-"""`python -m bench gate --base REF`: is this commit slower than that one, on this machine, now?
+"""Both commits are measured: a pair of processes for each launch, until the answer is clear or the time is up.
 
 Two resident processes, one of each commit, take turns segment by segment, so both see the same minutes of the machine. They are
 launched anew a few times, since what a process got for its life (addresses, pages, threads on cores) differs between launches
@@ -15,20 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import files
-from bench.gate.verdict import BASE, HEAD, Evidence, Launch, Options, make_receipt
+from bench.gate.verdict import BASE, HEAD, Evidence, Launch, Options
 from bench.gate.worker_process import Resident, WorkerLost
-from bench.gate.worktrees import NoHarness, Tree, checked_out
+from bench.gate.worktrees import Tree
 from bench.machine import identity, state
-from bench.machine.commit import ROOT, git, read_commit
+from bench.machine.commit import ROOT, git
 from bench.machine.gpu_watch import GpuWatch
 from bench.measure.plan import size
 from bench.measure.runner import INTERRUPTED, PILOT_CYCLES, typical_step
 from bench.progress import Reporter, human_time
-from bench.records.receipt import Receipt
-from bench.records.types import ALL, OFF, Arm, Commit
-from bench.report.files import write_all
-from bench.report.show import show
+from bench.records.types import ALL, OFF, Arm
 from bench.statistics.stopping import SHARE_OF_BUDGET
 from bench.subjects.losses import LossCheck, check_losses
 from bench.subjects.protocol import SegmentRequest, Taken
@@ -45,30 +41,6 @@ BUILD_SHARE = 0.25
 MIN_ROUNDS = 4
 """Rounds (of four segments) in a launch, at least."""
 TRACE_STEPS = 12
-
-
-def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> Receipt:
-    """Measure both commits, judge, write the three files, print the report.
-
-    Raises:
-        UserError: no such base, or a config that is wrong.
-    """
-    folder = files.choose_folder(options.out, "gate")
-    places = {} if root is None else {"root": root}
-    started = time.monotonic()
-    try:
-        with checked_out(options.base, reporter.say, **places) as (base, head):
-            evidence = gather(options, base, head, reporter)
-            receipt = make_receipt(options, evidence, base.commit, head.commit, time.monotonic() - started)
-            if head.commit.dirty and read_commit(head.root) != head.commit:
-                evidence.incomplete.append("the uncommitted changes changed while they were measured")
-                receipt = make_receipt(options, evidence, base.commit, head.commit, time.monotonic() - started)
-    except NoHarness as error:
-        evidence = Evidence(incomplete=[str(error)])
-        receipt = make_receipt(options, evidence, Commit(""), read_commit(**places), time.monotonic() - started)
-    write_all(receipt, folder)
-    show(receipt, folder)
-    return receipt
 
 
 def gather(options: Options, base: Tree, head: Tree, reporter: Reporter, *, compare: bool = True) -> Evidence:

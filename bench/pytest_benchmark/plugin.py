@@ -355,7 +355,7 @@ def receipt(known: Face, request: pytest.FixtureRequest, tmp_path_factory: pytes
 
 
 def _measure(known: Face, config: pytest.Config, folder: Path) -> Receipt:
-    from bench import overhead
+    from bench.commands import overhead
     from bench.measure.runner import INTERRUPTED
     from bench.progress import Reporter
     from bench.subjects import make_subject

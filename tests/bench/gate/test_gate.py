@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.commands import gate as gate_command
+from bench.commands.gate import run_gate
 from bench.gate import session, worker_process, worktrees
-from bench.gate.session import first_difference, gather, pairs, run_gate
+from bench.gate.session import first_difference, gather, pairs
 from bench.gate.verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
 from bench.gate.worktrees import NoHarness, Tree, checked_out, resolve
 from bench.machine import commit
@@ -474,7 +476,7 @@ def test_changes_made_while_a_dirty_head_is_measured_are_noticed(
         (repository / "README.md").write_text("changed again\n")
         return measured_evidence()
 
-    monkeypatch.setattr(session, "gather", gather_and_edit)
+    monkeypatch.setattr(gate_command, "gather", gather_and_edit)
     receipt = run_gate(replace(SHORT, out=str(tmp_path / "out")), QUIET, root=repository)
     assert receipt.exit_code is ExitCode.INCOMPLETE
     assert "changed while they were measured" in receipt.reasons[0]

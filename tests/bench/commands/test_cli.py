@@ -66,7 +66,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
         return code, Receipt.read(out / "receipt.json")
 
     # The simulated clock must be the one that measuring is timed by.
-    from bench import overhead as module
+    from bench.commands import overhead as module
 
     real = module.measure
     monkeypatch.setattr(module, "measure", lambda subject, *rest, **named: real(subject, *rest, clock=subject.clock_s, **named))
@@ -273,7 +273,7 @@ def test_part_of_a_measurement_posts_nothing_by_itself(monkeypatch: pytest.Monke
 @pytest.mark.fault
 def test_a_fault_of_the_harness_is_2_and_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Python's own exit code would be 1: over budget."""
-    monkeypatch.setattr("bench.baseline_command.run_list", lambda: 1 // 0)
+    monkeypatch.setattr("bench.commands.baseline.run_list", lambda: 1 // 0)
     assert cli.main(["baseline", "list"]) == ExitCode.USAGE
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown
@@ -284,7 +284,7 @@ def test_a_fault_of_the_harness_is_2_and_no_verdict(monkeypatch: pytest.MonkeyPa
 def test_a_broken_baseline_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bench.overhead.measure", lambda *arguments, **named: pytest.fail("measured"))
+    monkeypatch.setattr("bench.commands.overhead.measure", lambda *arguments, **named: pytest.fail("measured"))
     broken_baselines(tmp_path, monkeypatch)
     assert cli.main(["overhead", "--subject", "spin", "--out", str(tmp_path / "out")]) == ExitCode.USAGE
     assert "x.json:1: not valid JSON" in capsys.readouterr().err

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench import baseline_command, cli
+from bench import cli
 from bench.baselines.store import read
+from bench.commands import baseline
 from bench.machine.identity import describe, identify
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ConfigRef, ExitCode
@@ -28,8 +29,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CI", raising=False)
     (tmp_path / "tiny.toml").write_text("[train]\nsteps = 5\n")
-    monkeypatch.setattr(baseline_command, "read_commit", lambda: COMMIT)
-    monkeypatch.setattr(baseline_command.store, "ROOT", tmp_path / "baselines")
+    monkeypatch.setattr(baseline, "read_commit", lambda: COMMIT)
+    monkeypatch.setattr(baseline.store, "ROOT", tmp_path / "baselines")
     return tmp_path
 
 
@@ -82,7 +83,7 @@ def test_a_baseline_of_another_machine_is_4_before_anything_is_measured(
 ) -> None:
     record(here)
     other = describe([("NVIDIA H200", "ffff0000")], "Another CPU", 64, {})
-    monkeypatch.setattr(baseline_command.identity, "identify", lambda: other)
+    monkeypatch.setattr(baseline.identity, "identify", lambda: other)
     assert bench("compare") == ExitCode.INVALID
     assert "belongs to another machine" in capsys.readouterr().out
 
@@ -116,7 +117,7 @@ def test_a_session_with_uncommitted_changes_may_be_compared_but_not_recorded(her
     dirty = replace(COMMIT, dirty=True, diff_hash="abcd")
     path = session(here, 9, commit=dirty)
     assert bench("record", path, session(here, 1, 1.001), session(here, 2, 1.002)) == ExitCode.USAGE
-    monkeypatch.setattr(baseline_command, "read_commit", lambda: dirty)
+    monkeypatch.setattr(baseline, "read_commit", lambda: dirty)
     assert bench("compare", path) == ExitCode.WITHIN
 
 
@@ -125,7 +126,7 @@ def test_a_session_with_uncommitted_changes_may_be_compared_but_not_recorded(her
 def test_recording_is_refused_on_a_dirty_tree_and_in_ci(
     here: Path, monkeypatch: pytest.MonkeyPatch, dirty: bool, ci: str
 ) -> None:
-    monkeypatch.setattr(baseline_command, "read_commit", lambda: replace(COMMIT, dirty=dirty))
+    monkeypatch.setattr(baseline, "read_commit", lambda: replace(COMMIT, dirty=dirty))
     monkeypatch.setenv("CI", ci)
     assert bench("record", session(here, 0)) == ExitCode.USAGE
     assert not (here / "baselines").exists()
@@ -160,10 +161,10 @@ def test_a_session_that_leaves_no_receipt_is_an_error(here: Path, monkeypatch: p
         return Done()
 
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-    monkeypatch.setattr(baseline_command.subprocess, "run", run)
-    options = baseline_command.Options(load_config("tiny.toml"), "tiny.toml")
+    monkeypatch.setattr(baseline.subprocess, "run", run)
+    options = baseline.Options(load_config("tiny.toml"), "tiny.toml")
     with pytest.raises(UserError, match="left no receipt"):
-        baseline_command._sessions(options, Reporter(quiet=True))
+        baseline._sessions(options, Reporter(quiet=True))
     assert [(environment["PATH"], "GITHUB_STEP_SUMMARY" in environment) for environment in environments] == [
         (os.environ["PATH"], False)
     ]

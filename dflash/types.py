@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from dflash.models.target import DocumentRows
+    from dflash.data.documents import DocumentRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Batch:
         lengths: real tokens of each row.
         tokens, loss_tokens: real and supervised tokens of the batch; padded_tokens = batch * length.
         supervised_slots: count of non-zero weights.
-        context_limits: how much context neighbouring blocks see (`blocks.context_limits`), so that work can be saved without
+        context_limits: how much context neighbouring blocks see (`anchors.context_limits`), so that work can be saved without
             reading an anchor back; None: not known.
     """
 

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 
 from dflash.commands.train import train
 from dflash.decode.drafter_state import DrafterState
-from dflash.export import export
-from dflash.generate import decode_plainly, speculate
-from dflash.released import build_drafter, load_released, load_trained
+from dflash.decode.generate import decode_plainly, speculate
+from dflash.pipeline.trained import load_trained
+from dflash.release.export import export
+from dflash.release.released import build_drafter, load_released
 from tests.decode import parts
 
 HERE = Path(__file__).parent

@@ -102,7 +102,7 @@ def test_same_loss_and_gradients(layers, dropped, loss_type, path):
 
 def test_same_anchor_candidates():
     """What may be an anchor: theirs and ours agree on every mask of eight positions."""
-    from dflash.models.blocks import anchor_candidates
+    from dflash.data.anchors import anchor_candidates
 
     case = make_case()
     model, _ = specforge_model(make_drafter(attention="dense").state_dict(), case, 0, "dflash")

@@ -20,14 +20,15 @@ from dflash.data.generators import TargetGenerator
 from dflash.data.prepare import Fields
 from dflash.data.regenerate import read_tasks, regenerate
 from dflash.data.tokenizer import MASK_TOKEN, read_tokenizer
+from dflash.decode.evaluate import evaluate, plot, to_json
 from dflash.decode.figures import Figures, summarise, table
 from dflash.decode.prompts import read_prompts
 from dflash.device import Device
-from dflash.evaluate import evaluate, plot, to_json
-from dflash.export import export
 from dflash.models.drafter import Drafter
 from dflash.models.target import Target, build_tiny, inspect_target, load_target, save_target
-from dflash.released import build_drafter, load_released, load_trained
+from dflash.pipeline.trained import load_trained
+from dflash.release.export import export
+from dflash.release.released import build_drafter, load_released
 
 SCHEMA = "dflash-acceptance/1"
 T = TypeVar("T")

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from dflash.models.blocks import BlockGeometry, context_limits, sample_anchors, slot_labels
+from dflash.data.anchors import BlockGeometry, context_limits, sample_anchors, slot_labels
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.objective import BlockObjective
 from dflash.models.optimizer import FlatAdamW, FlatParameters

@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor() -> int:
     """Say what this machine can run and observe, and why not. Exit code 1 when training cannot work here."""
-    from dflash.observe.doctor import examine, page
+    from dflash.commands.checks import examine, page
 
     findings = examine()
     sys.stdout.write(page(findings, colour=sys.stdout.isatty()))

@@ -46,13 +46,13 @@ def evaluate(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for eval.json and slots.png.")] = None,
 ) -> int:
     """Decode prompts with the target alone and with the drafter's help. Exit code 1: a greedy text is not the target's own."""
-    from dflash import evaluate as evaluating
+    from dflash.decode import evaluate as evaluating
     from dflash.decode.figures import summarise, table
     from dflash.decode.prompts import read_prompts
     from dflash.decode.sampling import Sampler
     from dflash.device import Device, check_devices
     from dflash.models.target import inspect_target, load_target
-    from dflash.released import check_against_target
+    from dflash.release.released import check_against_target
 
     sampler = Sampler(temperature, top_p, seed)
     subject = _subject(config, settings or [], checkpoint, drafter)
@@ -103,7 +103,8 @@ class _Subject:
 def _subject(config: Path | None, settings: list[str], checkpoint: Path | None, drafter: Path | None) -> _Subject:
     """The drafter to evaluate, and the settings it is evaluated under."""
     from dflash.commands.export import settings_of
-    from dflash.released import load_released, load_trained
+    from dflash.pipeline.trained import load_trained
+    from dflash.release.released import load_released
 
     if checkpoint is not None and drafter is None:
         trained = load_trained(checkpoint)
@@ -121,7 +122,7 @@ def _subject(config: Path | None, settings: list[str], checkpoint: Path | None, 
 
 def build(target: Target, shape: DrafterShape, tensors: Mapping[str, torch.Tensor], where: str) -> Drafter:
     """A drafter beside the target: on its device and in its type."""
-    from dflash.released import build_drafter
+    from dflash.release.released import build_drafter
 
     return build_drafter(shape, tensors, target.device.torch, target.embedding.dtype, where)
 

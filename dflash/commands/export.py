@@ -12,7 +12,7 @@ from dflash.config import Config, load_config
 from steptime.errors import UserError
 
 if TYPE_CHECKING:
-    from dflash.released import Trained
+    from dflash.pipeline.trained import Trained
 
 
 def register(app: typer.Typer) -> None:
@@ -33,9 +33,9 @@ def export(
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")] = None,
 ) -> int:
     """Write a drafter for serving: every tensor and setting checked, read back and run before the folder appears."""
-    from dflash import export as exporting
     from dflash.models.target import inspect_target
-    from dflash.released import load_trained
+    from dflash.pipeline.trained import load_trained
+    from dflash.release import export as exporting
 
     trained = load_trained(checkpoint)
     loaded = load_config(config or settings_of(trained), settings or ())

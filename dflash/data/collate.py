@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dflash.data.anchors import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
 from dflash.data.dataset import Dataset
-from dflash.models.blocks import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
-from dflash.models.target import DocumentRows
+from dflash.data.documents import DocumentRows
 from dflash.types import Batch, BatchSpec
 from steptime.host_memory import staged, staging
 

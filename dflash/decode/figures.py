@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash.generate import Cycle
+from dflash.decode.generate import Cycle
 
 SAME, TIE, DIFFERS = "same", "tie", "differs"
 

@@ -264,7 +264,7 @@ class Drafter(nn.Module):
             input_ids: int64 `[batch, context]`.
             anchors, keep, document_start: `[batch, anchors]` as in `Batch`.
             embedding: `[V, H]`, the target's.
-            limits: `blocks.context_limits` of the host's copy of the anchors; saves work, changes nothing.
+            limits: `anchors.context_limits` of the host's copy of the anchors; saves work, changes nothing.
 
         Returns:
             `[batch, anchors, B-1, H]` in the working dtype.

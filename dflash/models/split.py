@@ -1,7 +1,7 @@
 """Split attention with its backward written out: logits over the context and over the own block, under one softmax.
 
 The anchors ascend, so blocks that stand together see about the same stretch of context. The host knows how far that is
-(`blocks.context_limits`): the rows of a chunk of blocks meet only the columns that some block of the batch's chunk can see,
+(`anchors.context_limits`): the rows of a chunk of blocks meet only the columns that some block of the batch's chunk can see,
 and are masked only where some cannot. Two passes over half the columns, instead of one over the square of all slots.
 """
 

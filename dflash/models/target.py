@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dflash.config import TargetConfig
+from dflash.data.documents import DocumentRows
 from dflash.device import Device, torch_dtype
-from dflash.models.documents import DocumentRows
 from dflash.models.target_info import (
     LOADING,
     TINY,

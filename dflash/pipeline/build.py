@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash.config import Config
+from dflash.data.anchors import BlockGeometry
 from dflash.data.conversations import data_files, load_samples, read_rows, unknown_format
 from dflash.data.dataset import Dataset
 from dflash.data.tokenizer import load_tokenizer
 from dflash.device import Device, check_devices, torch_dtype
-from dflash.models.blocks import BlockGeometry
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TargetInfo, inspect_target, load_target, resolve_mask_token
-from dflash.released import check_same, load_released, warm_start
+from dflash.release.released import check_same, load_released, warm_start
 from steptime.errors import UserError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dflash.models.objective import BlockObjective
     from dflash.models.optimizer import FlatAdamW, FlatParameters
     from dflash.observe.recorder import WorkerRecorder
-    from dflash.observe.scalars import LateRow, LateScalars
+    from dflash.pipeline.scalars import LateRow, LateScalars
 
 
 class StepHooks(Protocol):

@@ -16,13 +16,13 @@ from dflash.data.collate import Collator
 from dflash.data.plan import EpochPlan, Plan
 from dflash.data.prefetch import BatchPrefetcher
 from dflash.observe.observer import Observer
-from dflash.observe.scalars import LateScalars
 from dflash.observe.syncs import NO_SCOPES, Scopes, allowed_sync, mark_step
 from dflash.pipeline import checkpoint
 from dflash.pipeline.build import Inputs, build_replica, load_targets, threads_per_worker
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica, StepHooks
 from dflash.pipeline.exchange import GradientExchange
 from dflash.pipeline.hidden_queue import SharedHiddenStateQueue
+from dflash.pipeline.scalars import LateScalars
 from dflash.pipeline.scalars_log import ScalarsLog, StepScalars
 from dflash.pipeline.schedule import learning_rate
 from dflash.pipeline.supervisor import Supervisor

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash.data.anchors import BlockGeometry
 from dflash.data.collate import Collator
 from dflash.data.dataset import Dataset, has_pair, pack
-from dflash.models.blocks import BlockGeometry
 from dflash.types import BatchSpec, Sample
 
 

@@ -6,11 +6,11 @@ import time
 import numpy as np
 import pytest
 
+from dflash.data.anchors import BlockGeometry
 from dflash.data.collate import Collator
 from dflash.data.dataset import Dataset
 from dflash.data.plan import EpochPlan
 from dflash.data.prefetch import BatchPrefetcher
-from dflash.models.blocks import BlockGeometry
 from dflash.types import Sample
 from tests.waiting import wait_until
 

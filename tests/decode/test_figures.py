@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from dflash.decode.evaluate import first_difference, plot
 from dflash.decode.figures import DIFFERS, SAME, TIE, PromptResult, repeated_share, summarise, table
-from dflash.evaluate import first_difference, plot
-from dflash.generate import Cycle
+from dflash.decode.generate import Cycle
 
 A = PromptResult(
     origin="p.jsonl:1",

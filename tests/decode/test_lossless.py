@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dflash.decode.drafter_state import DrafterState
+from dflash.decode.generate import Cycle, decode_plainly, speculate
 from dflash.decode.target_state import TargetState
-from dflash.generate import Cycle, decode_plainly, speculate
 from steptime.errors import UserError
 from tests.decode import parts
 

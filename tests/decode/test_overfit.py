@@ -10,9 +10,10 @@ import torch
 from dflash.commands.eval import evaluate
 from dflash.commands.export import export
 from dflash.commands.train import train
-from dflash.evaluate import is_tie
-from dflash.generate import decode_plainly, speculate
-from dflash.released import build_drafter, load_released, load_trained
+from dflash.decode.evaluate import is_tie
+from dflash.decode.generate import decode_plainly, speculate
+from dflash.pipeline.trained import load_trained
+from dflash.release.released import build_drafter, load_released
 from steptime.errors import UserError
 from tests.decode import parts
 

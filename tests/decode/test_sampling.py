@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
-import dflash.generate
+import dflash.decode.generate
 from dflash.decode.drafter_state import DrafterState
+from dflash.decode.generate import decode_plainly, leading_matches, speculate
 from dflash.decode.sampling import Sampler
-from dflash.generate import decode_plainly, leading_matches, speculate
 from steptime.errors import UserError
 from tests.decode import parts
 
@@ -112,14 +112,14 @@ def redrawn(drafts, chosen):
 
 @pytest.mark.parametrize("fault", [lenient, shifted])
 def test_biased_acceptance_is_found(target, fault, monkeypatch):
-    monkeypatch.setattr(dflash.generate, "leading_matches", fault)
+    monkeypatch.setattr(dflash.decode.generate, "leading_matches", fault)
     sampler = SAMPLERS["temperature 1"]
     assert p_value(draw(target, sampler, monkeypatch), exact(target, sampler)) < OTHER
 
 
 def test_refusing_a_right_draft_is_no_bias(target, monkeypatch):
     """The target's own choice is committed either way: slower, and still its distribution."""
-    monkeypatch.setattr(dflash.generate, "leading_matches", redrawn)
+    monkeypatch.setattr(dflash.decode.generate, "leading_matches", redrawn)
     sampler = SAMPLERS["temperature 1"]
     assert p_value(draw(target, sampler, monkeypatch), exact(target, sampler)) > SAME
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dflash.models.blocks import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
+from dflash.data.anchors import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.objective import BlockObjective
 from dflash.models.stack import Limits

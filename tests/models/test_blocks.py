@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.models.blocks import (
+from dflash.data.anchors import (
     BlockGeometry,
     anchor_candidates,
     context_limits,
     default_gamma,
-    dense_attention_mask,
     document_starts,
     sample_anchors,
     slot_labels,
 )
+from dflash.models.blocks import dense_attention_mask
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+import dflash.data.anchors
 import dflash.models.attention
-import dflash.models.blocks
 import dflash.models.drafter
 import dflash.models.split
 import dflash.models.stack
 from dflash.config import TargetConfig, TinyTarget
+from dflash.data.anchors import BlockGeometry, document_starts
 from dflash.device import Device
-from dflash.models.blocks import BlockGeometry, document_starts
 from dflash.models.drafter import DrafterShape, Rotary
 from dflash.models.optimizer import FlatParameters
 from dflash.models.target import Target, build_target_layer_ids, build_tiny, load_target
@@ -212,7 +212,7 @@ def check_labels(slot_labels: Callable[..., tuple[np.ndarray, np.ndarray]]) -> N
 
 
 def test_label_shifted_by_one():
-    sound = dflash.models.blocks.slot_labels
+    sound = dflash.data.anchors.slot_labels
     check_labels(sound)
     for shift in (1, -1):
         with must_fail():
@@ -221,7 +221,7 @@ def test_label_shifted_by_one():
 
 def test_document_boundary_crossed_by_labels():
     with must_fail():
-        check_labels(lambda *args: dflash.models.blocks.slot_labels(*args[:-1], None))
+        check_labels(lambda *args: dflash.data.anchors.slot_labels(*args[:-1], None))
 
 
 def test_document_starts_are_those_of_the_anchors_document():

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from dflash.config import DrafterConfig, TargetConfig, TinyTarget
+from dflash.data.documents import DocumentRows
 from dflash.device import Device
-from dflash.models.documents import DocumentRows
 from dflash.models.target import (
     TargetInfo,
     build_target_layer_ids,

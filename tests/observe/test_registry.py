@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import dflash
+from dflash.commands.metrics_page import render
 from dflash.device import Device
 from dflash.observe.metric import Metric, MetricIndex
-from dflash.observe.metrics_page import render
 from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.registry import COLLECTORS, FAMILIES, METRICS
 from tests.observe.parts import sources
@@ -44,7 +44,7 @@ def test_a_key_that_nobody_declared_has_none() -> None:
 
 def test_the_page_is_the_registrys() -> None:
     page = Path(dflash.__file__).parents[1] / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8") == render(), "python -m dflash.observe.metrics_page > docs/metrics.md"
+    assert page.read_text(encoding="utf-8") == render(), "python -m dflash.commands.metrics_page > docs/metrics.md"
 
 
 def test_the_pages_example_of_a_collector_runs() -> None:

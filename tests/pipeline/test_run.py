@@ -129,8 +129,8 @@ def test_step_scalars_are_dataclasses_of_plain_numbers(tmp_path):
 
 
 def test_a_run_starts_from_a_released_drafter(tmp_path):
-    from dflash.export import export
-    from dflash.released import load_trained
+    from dflash.pipeline.trained import load_trained
+    from dflash.release.export import export
 
     first = small_trainer(tmp_path, "train.steps=40", name="first")
     before = losses(first)
@@ -141,8 +141,8 @@ def test_a_run_starts_from_a_released_drafter(tmp_path):
 
 
 def test_a_drafter_of_another_size_is_no_start(tmp_path):
-    from dflash.export import export
-    from dflash.released import load_trained
+    from dflash.pipeline.trained import load_trained
+    from dflash.release.export import export
     from steptime.errors import UserError
 
     first = small_trainer(tmp_path, name="first")

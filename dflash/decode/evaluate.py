@@ -11,10 +11,10 @@ import torch
 
 from dflash.data.files import Progress, atomic_text
 from dflash.decode.figures import DIFFERS, SAME, TIE, Figures, PromptResult, repeated_share
+from dflash.decode.generate import GREEDY, Decoded, decode_plainly, speculate
 from dflash.decode.prompts import EvalPrompt
 from dflash.decode.sampling import Sampler
 from dflash.decode.target_state import TargetState
-from dflash.generate import GREEDY, Decoded, decode_plainly, speculate
 from dflash.models.drafter import Drafter
 from dflash.models.target import Target
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,47 +91,6 @@ def load_released(path: str | Path) -> tuple[DrafterShape, dict[str, torch.Tenso
         tensors = {name: tensor for name, tensor in tensors.items() if name not in VERIFIER_TENSORS}
     check_tensors(tensors, shape, str(folder))
     return shape, tensors
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A drafter from a run's checkpoint.
-
-    Attributes:
-        tensors: float32 masters.
-        settings: the run's config.json; None when it is not beside the checkpoints.
-    """
-
-    shape: DrafterShape
-    tensors: dict[str, torch.Tensor]
-    step: int
-    settings: Path | None
-    path: Path
-
-
-def load_trained(path: str | Path) -> Trained:
-    """Read a checkpoint: a run's folder (its newest one), or a `step-...` folder itself.
-
-    Raises:
-        UserError: none there, or tensors that do not fit its shape, by name.
-    """
-    from dflash.pipeline import checkpoint
-
-    folder = Path(path)
-    if not (folder / "state.json").exists():
-        found = checkpoint.checkpoints(folder / "checkpoints") or checkpoint.checkpoints(folder)
-        if not found:
-            raise UserError(f"{path}: no checkpoint here; give a run's folder or a step-... folder in its checkpoints/")
-        folder = found[-1]
-    state = checkpoint.load(folder)
-    masters = checkpoint.unflatten(state.tensors).get("master", {})
-    try:
-        shape = DrafterShape(**{**state.drafter_shape, "target_layer_ids": tuple(state.drafter_shape["target_layer_ids"])})
-    except (TypeError, KeyError) as error:
-        raise UserError(f"{folder}: its drafter_shape cannot be read: {error}") from None
-    check_tensors(masters, shape, str(folder), torch.float32)
-    settings = folder.resolve().parent.parent / "config.json"
-    return Trained(shape, masters, state.progress.step, settings if settings.exists() else None, folder)
 
 
 def build_drafter(

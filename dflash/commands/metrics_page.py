@@ -1,4 +1,4 @@
-"""docs/metrics.md, made from the registry: `python -m dflash.observe.metrics_page > docs/metrics.md`."""
+"""docs/metrics.md, made from the registry: `python -m dflash.commands.metrics_page > docs/metrics.md`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash.observe.registry import COLLECTORS, TRAIN_METRICS
 _HEAD = """\
 # Metrics
 
-<!-- Made by `python -m dflash.observe.metrics_page > docs/metrics.md`; a test compares. -->
+<!-- Made by `python -m dflash.commands.metrics_page > docs/metrics.md`; a test compares. -->
 
 Every key that a run can report: what it counts, in which unit, where it comes from. A value that is not available is absent,
 never 0. `{i}` is a worker's or a GPU's number, `{k}` a slot of the block. GB is 1e9 bytes.

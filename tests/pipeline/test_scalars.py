@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dflash.device import Device
-from dflash.observe.scalars import LateScalars
+from dflash.pipeline.scalars import LateScalars
 from dflash.pipeline.supervisor import WorkerFailed
 from dflash.types import Batch, BatchSpec
 from tests.observe.parts import FakeDevice

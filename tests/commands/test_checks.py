@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from dflash.cli import run
-from dflash.observe import doctor
+from dflash.commands import checks
 from tests.observe import nvml_stub
 
 
 def test_the_page_fits_80_columns_and_names_every_check(capsys):
     assert run(["doctor"]) == 0
     out = capsys.readouterr().out
-    for name, _ in doctor.CHECKS:
+    for name, _ in checks.CHECKS:
         assert name in out
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "\033" not in out
@@ -27,8 +27,8 @@ def test_a_check_that_breaks_is_one_line_and_the_others_go_on(monkeypatch):
     def broken():
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(doctor, "CHECKS", (("bad", broken), ("Python", doctor.check_python)))
-    bad, good = doctor.examine()
+    monkeypatch.setattr(checks, "CHECKS", (("bad", broken), ("Python", checks.check_python)))
+    bad, good = checks.examine()
     assert bad.state == "warning"
     assert "planted" in bad.text
     assert good.state == "ok"
@@ -37,7 +37,7 @@ def test_a_check_that_breaks_is_one_line_and_the_others_go_on(monkeypatch):
 def test_the_package_of_the_same_name_is_noticed(monkeypatch):
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.0" if name == "dflash" else real(name))
-    state, text = doctor.check_clash()
+    state, text = checks.check_clash()
     assert state == "warning"
     assert "0.1.0" in text
 
@@ -46,21 +46,21 @@ def test_the_package_of_the_same_name_is_noticed(monkeypatch):
 def test_wandb_key(monkeypatch, tmp_path, key, state):
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    assert doctor.check_wandb()[0] == state
+    assert checks.check_wandb()[0] == state
 
 
 def test_a_folder_that_cannot_be_written_is_broken(monkeypatch):
     def refuse(**_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
-    assert doctor.check_disk()[0] == "broken"
+    monkeypatch.setattr(checks.tempfile, "TemporaryFile", refuse)
+    assert checks.check_disk()[0] == "broken"
 
 
 def test_colours_only_when_asked():
-    findings = [doctor.Finding("a", "ok", "b")]
-    assert "\033[32m" in doctor.page(findings, colour=True)
-    assert "\033" not in doctor.page(findings)
+    findings = [checks.Finding("a", "ok", "b")]
+    assert "\033[32m" in checks.page(findings, colour=True)
+    assert "\033" not in checks.page(findings)
 
 
 @pytest.mark.skipif(nvml_stub.COMPILER is None, reason="no C compiler for the stub of libnvidia-ml")
@@ -72,17 +72,17 @@ def test_nvml_says_what_a_gpu_refuses(tmp_path, monkeypatch):
     stub = nvml_stub.Stub(loaded)
     stub.add("GPU-0")
     stub.code(stub.add("GPU-1"), "utilisation", nvml_stub.NOT_SUPPORTED)
-    state, text = doctor.check_nvml()
+    state, text = checks.check_nvml()
     assert (state, text) == ("ok", "2 GPUs seen, driver 999.1: gpu/* is on; no utilisation on GPU 1 (Not Supported)")
     assert stub.open == 0
 
 
 def test_collectors_that_have_nothing_to_report_say_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    _, text = doctor.check_collectors()
+    _, text = checks.check_collectors()
     assert text.startswith("profile, pipeline, workers, batch; stages by the host clock, a span costs ")
     assert text.endswith("gpu has nothing to report: no GPU; cuda has nothing to report: no GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(doctor, "check_nvml", lambda: ("absent", "no NVML"))
-    _, text = doctor.check_collectors()
+    monkeypatch.setattr(checks, "check_nvml", lambda: ("absent", "no NVML"))
+    _, text = checks.check_collectors()
     assert text.startswith("profile, pipeline, workers, batch, cuda; stages by CUDA events")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from dflash.data.files import atomic_folder
 from dflash.models.drafter import DrafterShape
 from dflash.models.target import TargetInfo
-from dflash.released import FULL, SLIDING, build_drafter, check_against_target, check_tensors, load_released
+from dflash.release.released import FULL, SLIDING, build_drafter, check_against_target, check_tensors, load_released
 from steptime.errors import UserError, nearest
 
 DTYPE = torch.bfloat16

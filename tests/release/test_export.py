@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import dflash.export as exporting
-from dflash.export import FORMATS, export, probe
+import dflash.release.export as exporting
 from dflash.models.drafter import Drafter
 from dflash.models.optimizer import FlatParameters
-from dflash.released import check_against_target, check_same, load_released, tensor_layout, warm_start
+from dflash.release.export import FORMATS, export, probe
+from dflash.release.released import check_against_target, check_same, load_released, tensor_layout, warm_start
 from steptime.errors import UserError
 
 KEYS = {

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from dflash.data.batch import Sample
 from dflash.data.files import Progress
-from dflash.types import Sample
 
 
 @dataclass(frozen=True)

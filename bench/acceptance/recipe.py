@@ -9,11 +9,11 @@ from typing import Any
 
 from bench.acceptance.language_model import Training
 from dflash.config import Config
+from dflash.data.batch import Sample
 from dflash.data.conversations import load_samples
 from dflash.data.corpus import ensure_stdlib
 from dflash.data.prepare import Fields, convert
 from dflash.data.tokenizer import read_tokenizer, train_tokenizer
-from dflash.types import Sample
 from steptime.errors import UserError
 
 

@@ -13,11 +13,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dflash.data.batch import Batch
     from dflash.pipeline.drafter_worker import Replica
     from dflash.pipeline.hidden_queue import HiddenBatch
     from dflash.pipeline.target_worker import TargetWorker
     from dflash.pipeline.trainer import Trainer
-    from dflash.types import Batch
 
 PASSES = 3
 

@@ -29,9 +29,9 @@ from bench.records.types import Arm
 from bench.subjects.protocol import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
 from bench.subjects.stage_speed import slowest_stage
 from dflash.config import Config
+from dflash.data.batch import BatchSpec
 from dflash.data.plan import Plan
 from dflash.device import Device
-from dflash.types import BatchSpec
 
 if TYPE_CHECKING:
     from dflash.observe.observer import Observer

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from dflash.data.anchors import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
+from dflash.data.batch import Batch, BatchSpec
 from dflash.data.dataset import Dataset
 from dflash.data.documents import DocumentRows
-from dflash.types import Batch, BatchSpec
 from steptime.host_memory import staged, staging
 
 PADDING_DOCUMENT = np.iinfo(np.int32).max

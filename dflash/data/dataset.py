@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from dflash.types import Sample
+from dflash.data.batch import Sample
 
 
 class FlatSamples(Sequence[Sample]):

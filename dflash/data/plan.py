@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dflash.types import BatchSpec
+from dflash.data.batch import BatchSpec
 from steptime.errors import UserError
 
 _SEED_BITS = 0x7FFF_FFFF_FFFF_FFFF

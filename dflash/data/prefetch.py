@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dflash.data.batch import Batch, BatchSpec
 from dflash.data.plan import Plan
-from dflash.types import Batch, BatchSpec
 
 if TYPE_CHECKING:
     from dflash.observe.recorder import WorkerRecorder

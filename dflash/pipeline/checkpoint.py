@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from dflash.data.batch import BatchSpec
 from dflash.data.plan import Plan
-from dflash.types import BatchSpec
 from steptime.errors import UserError
 
 SCHEMA = "dflash-checkpoint/1"

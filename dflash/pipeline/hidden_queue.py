@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dflash.types import Batch
+from dflash.data.batch import Batch
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflash.data.batch import Batch
 from dflash.device import Device
 from dflash.observe.syncs import mark_step
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
-from dflash.types import Batch
 
 if TYPE_CHECKING:
     from dflash.data.prefetch import BatchPrefetcher

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from dflash.config import Config
+from dflash.data.batch import Batch, BatchSpec
 from dflash.data.collate import Collator
 from dflash.data.plan import EpochPlan, Plan
 from dflash.data.prefetch import BatchPrefetcher
@@ -28,7 +29,6 @@ from dflash.pipeline.schedule import learning_rate
 from dflash.pipeline.supervisor import Supervisor
 from dflash.pipeline.target_worker import TargetWorker
 from dflash.pipeline.warmup import warm_up
-from dflash.types import Batch, BatchSpec
 from steptime.errors import UserError
 
 _JOIN_S = 5.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dflash.data.batch import BatchSpec
 from dflash.data.collate import Collator
 from dflash.pipeline.hidden_queue import HiddenBatch
-from dflash.types import BatchSpec
 
 if TYPE_CHECKING:
     from dflash.pipeline.build import Inputs

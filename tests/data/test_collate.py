@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.data.anchors import BlockGeometry
+from dflash.data.batch import BatchSpec, Sample
 from dflash.data.collate import Collator
 from dflash.data.dataset import Dataset, has_pair, pack
-from dflash.types import BatchSpec, Sample
 
 
 @st.composite

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dflash.data.anchors import BlockGeometry
+from dflash.data.batch import Sample
 from dflash.data.collate import Collator
 from dflash.data.dataset import Dataset
 from dflash.data.plan import EpochPlan
 from dflash.data.prefetch import BatchPrefetcher
-from dflash.types import Sample
 from tests.waiting import wait_until
 
 LENGTHS = [5, 9, 16, 30, 12, 7]

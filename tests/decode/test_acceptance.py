@@ -10,7 +10,7 @@ import pytest
 
 from bench.acceptance.__main__ import main, parser, recipe_of
 from bench.acceptance.language_model import Training, batches_of, rows_of
-from dflash.types import Sample
+from dflash.data.batch import Sample
 
 
 def samples(*lengths):

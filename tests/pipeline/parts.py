@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash.types import Batch, BatchSpec
+from dflash.data.batch import Batch, BatchSpec
 
 
 def make_batch(index: int, *, rows: int = 1, length: int = 8, anchors: int = 1, block: int = 4) -> Batch:

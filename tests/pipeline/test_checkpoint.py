@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflash.data.batch import BatchSpec
 from dflash.pipeline import checkpoint
 from dflash.pipeline.checkpoint import Progress, RemainingPlan, State, progress_after
-from dflash.types import BatchSpec
 from steptime.errors import UserError
 
 

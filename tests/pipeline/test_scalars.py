@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from dflash.data.batch import Batch, BatchSpec
 from dflash.device import Device
 from dflash.pipeline.scalars import LateScalars
 from dflash.pipeline.supervisor import WorkerFailed
-from dflash.types import Batch, BatchSpec
 from tests.observe.parts import FakeDevice
 from tests.pipeline.run import small_trainer
 

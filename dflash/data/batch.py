@@ -1,4 +1,4 @@
-"""What travels through the pipeline."""
+"""What travels through the pipeline: a sample, its place in the plan, a batch in host memory."""
 
 from __future__ import annotations
 

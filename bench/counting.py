@@ -1,4 +1,4 @@
-"""`python -m bench.counting FILE`: the door of the counting process, kept in one place for gates against other commits."""
+"""`python -m bench.syncs.counting FILE`: the door of the counting process, kept in one place for gates against other commits."""
 
 import sys
 

@@ -171,7 +171,8 @@ class TrainConfig(Section):
 class ObserveConfig(Section):
     """Collectors, monitor and sinks."""
 
-    collectors: tuple[str, ...] = ("profile", "gpu", "pipeline", "workers", "batch", "cuda")
+    collectors: tuple[str, ...] = ("all",)
+    """Names of the collectors that are on at the start; `all` stands for every one."""
     tick_s: Annotated[float, Field(gt=0.0)] = 1.0
     flush_s: Annotated[float, Field(gt=0.0)] = 10.0
     terminal: Literal["auto", "live", "plain", "off"] = "auto"
@@ -185,6 +186,8 @@ class ObserveConfig(Section):
     """Shell patterns of keys that W&B does not get: eight GPUs have 269 keys, and it copes well with 200. The other sinks
     get every key."""
     tensorboard: bool = False
+    sinks: tuple[str, ...] = ()
+    """Names of further sinks, those that have no key of their own."""
     ring: Positive = 64
     """Pending GPU event pairs of a stage and late scalars of a drafter; more are dropped and counted."""
 

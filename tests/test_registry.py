@@ -6,8 +6,22 @@ from dataclasses import dataclass
 
 import pytest
 
+from bench.subjects.trainer import TrainerSubject, harness_config
+from dflash.commands import checks
+from dflash.commands.metrics_page import render
+from dflash.config import ObserveConfig
+from dflash.observe.collectors.base import Collector
+from dflash.observe.metric import Metric
+from dflash.observe.observer import Observer, make_sinks
+from dflash.observe.registry import COLLECTORS, SINKS
+from dflash.observe.roles import RoleMap
+from dflash.observe.sinks.base import Sink
+from dflash.pipeline.build import check_names
 from dflash.registry import Registry
 from steptime.errors import UserError
+from tests.pipeline.run import small_config
+
+ROLES = RoleMap(("cpu",), ("cpu",))
 
 
 @dataclass(frozen=True)
@@ -41,3 +55,81 @@ def test_all_stands_for_every_one():
 def test_two_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two things of one name"):
         Registry("thing", BIG, Thing("big"))
+
+
+class Pulse(Collector):
+    """How often somebody looked."""
+
+    name = "pulse"
+    metrics = (Metric("pulse/looks", "looks", "delta", "looks since the start", "itself"),)
+
+    def sample(self, now_ns):
+        return {"pulse/looks": 1.0}
+
+    @classmethod
+    def unavailable(cls):
+        return "no patient"
+
+
+def test_a_registered_collector_is_known_to_all_who_ask(monkeypatch, tmp_path):
+    config = small_config(tmp_path, 'observe.collectors=["pulse"]')
+    with pytest.raises(UserError, match="unknown collector 'pulse'"):
+        check_names(config)
+    monkeypatch.setitem(COLLECTORS.entries, "pulse", Pulse)
+    check_names(config)
+    assert "pulse has nothing to report: no patient" in checks.check_collectors()[1]
+    assert "## pulse\n\nHow often somebody looked.\n" in render()
+    assert "| `pulse/looks` |" in render()
+    assert "pulse" in TrainerSubject(config).collectors
+    observer = Observer(ObserveConfig(), tmp_path, ROLES, sinks=[])
+    assert observer.switches()["pulse"]
+    observer.start()
+    assert observer.close().values["pulse/looks"] >= 1
+
+
+class Drawer(Sink):
+    name = "drawer"
+
+    def write(self, rows):
+        pass
+
+    @classmethod
+    def examine(cls):
+        return "ok", "the drawer is empty"
+
+
+class Cabinet(Drawer):
+    """A sink that hangs on a key of `observe`, as the old ones do."""
+
+    name = "cabinet"
+    switch = "terminal"
+
+
+def names(config, folder):
+    return [sink.name for sink in make_sinks(config, folder, ROLES)]
+
+
+def test_a_registered_sink_is_known_to_all_who_ask(monkeypatch, tmp_path):
+    config = small_config(tmp_path, 'observe.sinks=["drawer"]')
+    with pytest.raises(UserError, match="unknown sink 'drawer'"):
+        check_names(config)
+    monkeypatch.setitem(SINKS.entries, "drawer", Drawer)
+    check_names(config)
+    assert names(config.observe, tmp_path) == ["jsonl", "drawer"]
+    assert names(ObserveConfig(terminal="off", wandb="off"), tmp_path) == ["jsonl"]
+    assert checks.Finding("drawer", "ok", "the drawer is empty") in checks.examine()
+
+
+def test_the_harness_turns_every_registered_sink_off(monkeypatch, tmp_path):
+    monkeypatch.setattr(SINKS, "entries", {**SINKS.entries, "drawer": Drawer, "cabinet": Cabinet})
+    settings = ('observe.sinks=["drawer"]', "observe.terminal=plain", "observe.tensorboard=true")
+    config = small_config(tmp_path, *settings)
+    on = [sink.name for sink in SINKS if sink.wanted(config.observe)]
+    assert on == ["jsonl", "terminal", "tensorboard", "drawer", "cabinet"]
+    assert names(harness_config(config).observe, tmp_path) == ["jsonl"]
+
+
+def test_a_sink_with_a_key_of_its_own_is_not_named_in_the_list(tmp_path):
+    with pytest.raises(UserError) as caught:
+        check_names(small_config(tmp_path, 'observe.sinks=["wandb"]'))
+    assert str(caught.value) == "observe.sinks: 'wandb' has a key of its own, observe.wandb"

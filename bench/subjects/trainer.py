@@ -60,18 +60,19 @@ def harness_config(config: Config) -> Config:
     that what slows any stage slows the whole within a few steps; JSONL as the only sink; all collectors off until a switch
     is thrown.
     """
+    from dflash.observe.registry import without_sinks
+
     devices = (*config.target.devices, *config.drafter.devices)
     kind = "cuda" if any(name.startswith("cuda") for name in devices) else "cpu"
     workers = max(len(config.drafter.devices), len(config.target.devices))
     capacity = min(config.queue.capacity, max(workers, WAITING_PER_WORKER[kind] * workers))
     queue = {"ordered": True, "capacity": capacity, "hs_min_ready": min(config.queue.hs_min_ready, 1)}
     train = {"lr": 0.0, "weight_decay": 0.0, "warmup": 0.0, "steps": ENDLESS, "checkpoint_every": 0}
-    observe = {"collectors": (), "terminal": "off", "wandb": "off", "tensorboard": False}
     return config.model_copy(
         update={
             "queue": config.queue.model_copy(update=queue),
             "train": config.train.model_copy(update=train),
-            "observe": config.observe.model_copy(update=observe),
+            "observe": without_sinks(config.observe).model_copy(update={"collectors": ()}),
             "data": config.data.model_copy(update={"prefetch": min(config.data.prefetch, 2)}),
         }
     )

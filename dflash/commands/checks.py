@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 State = Literal["ok", "absent", "warning", "broken"]
+Check = Callable[[], "tuple[State, str] | None"]
 _WIDTH = 80
 _COLOURS = {"ok": "32", "absent": "2", "warning": "33", "broken": "31"}
 _GB = 1e9
@@ -38,13 +39,23 @@ class Finding:
 def examine() -> list[Finding]:
     """Run every check; one that fails in an unforeseen way is a warning, and the others go on."""
     findings = []
-    for name, check in CHECKS:
+    for name, check in (*CHECKS, *_sinks()):
         try:
-            state, text = check()
+            found = check()
         except Exception as error:
-            state, text = "warning", f"could not be checked: {type(error).__name__}: {error}"
-        findings.append(Finding(name, state, text))
+            found = "warning", f"could not be checked: {type(error).__name__}: {error}"
+        if found is not None:
+            findings.append(Finding(name, *found))
     return findings
+
+
+def _sinks() -> tuple[tuple[str, Check], ...]:
+    """What the sinks bring. Without an import that every run needs there is none: other lines say so."""
+    try:
+        from dflash.observe.registry import SINKS
+    except ImportError:
+        return ()
+    return tuple((sink.name, sink.examine) for sink in SINKS)
 
 
 def page(findings: list[Finding], colour: bool = False) -> str:
@@ -131,19 +142,17 @@ def check_nvml() -> tuple[State, str]:
 
 
 def check_collectors() -> tuple[State, str]:
-    """The six families, and what a recorded span costs on this machine."""
+    """What each collector says it can see, and what a recorded span costs on this machine."""
     import torch
 
     from dflash.observe.registry import COLLECTORS
 
-    cuda = torch.cuda.is_available()
-    off = {} if cuda else {"gpu": "no GPU", "cuda": "no GPU"}
-    if cuda and check_nvml()[0] != "ok":
-        off = {"gpu": "no NVML"}
-    on = [collector.name for collector in COLLECTORS if collector.name not in off]
-    clock = "CUDA events" if cuda else "the host clock"
-    text = f"{', '.join(on)}; stages by {clock}, a span costs {_span_ns():.0f} ns here"
-    return "ok", "; ".join((text, *(f"{name} has nothing to report: {why}" for name, why in off.items())))
+    told = {collector.name: collector.unavailable() for collector in COLLECTORS}
+    clock = "CUDA events" if torch.cuda.is_available() else "the host clock"
+    on = ", ".join(name for name, why in told.items() if not why)
+    text = f"{on}; stages by {clock}, a span costs {_span_ns():.0f} ns here"
+    off = (f"{name} has nothing to report: {why}" for name, why in told.items() if why)
+    return "ok", "; ".join((text, *off))
 
 
 def _span_ns() -> float:
@@ -180,25 +189,6 @@ def check_flex() -> tuple[State, str]:
     return ("ok", "flex attention on the GPU") if importlib.util.find_spec("triton") else ("absent", "Triton is not installed")
 
 
-def check_wandb() -> tuple[State, str]:
-    if importlib.util.find_spec("wandb") is None:
-        return "absent", "wandb is not installed: rows go to metrics.jsonl only"
-    version = importlib.metadata.version("wandb")
-    host = os.environ.get("WANDB_BASE_URL", "api.wandb.ai").partition("://")[2] or "api.wandb.ai"
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    known = bool(os.environ.get("WANDB_API_KEY")) or (
-        netrc.exists() and host.partition(":")[0] in netrc.read_text(errors="ignore")
-    )
-    login = "a key is set" if known else "no key: runs are kept offline (wandb login, or WANDB_API_KEY)"
-    return ("ok" if known else "absent"), f"wandb {version}; {login}"
-
-
-def check_tensorboard() -> tuple[State, str]:
-    if importlib.util.find_spec("tensorboard") is None:
-        return "absent", "not installed; pip install 'dflash-harness[tensorboard]'"
-    return "ok", f"tensorboard {importlib.metadata.version('tensorboard')}"
-
-
 def check_sync_counters() -> tuple[State, str]:
     import torch
 
@@ -229,7 +219,7 @@ def check_shared_memory() -> tuple[State, str]:
 
 _KERNELS = {"flash-linear-attention": "fla", "causal-conv1d": "causal_conv1d"}
 
-CHECKS: tuple[tuple[str, Callable[[], tuple[State, str]]], ...] = (
+CHECKS: tuple[tuple[str, Check], ...] = (
     ("Python", check_python),
     ("torch", check_torch),
     ("import name", check_clash),
@@ -239,8 +229,6 @@ CHECKS: tuple[tuple[str, Callable[[], tuple[State, str]]], ...] = (
     ("kernels", check_kernels),
     ("attention", check_flex),
     ("sync counters", check_sync_counters),
-    ("W&B", check_wandb),
-    ("TensorBoard", check_tensorboard),
     ("disk", check_disk),
     ("shared memory", check_shared_memory),
 )

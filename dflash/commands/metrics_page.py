@@ -57,10 +57,9 @@ W&B's own sampling of the GPUs is off while the `gpu` collector is on at the sta
 
 ## One more collector
 
-A file in `dflash/observe/collectors/`, its class in `COLLECTORS` of `dflash/observe/registry.py`, its name in the default of
-`observe.collectors` (`dflash/config.py`) if it shall be on unless somebody switches it off, its tests, and this page made anew.
-Every key it reports is declared in `metrics`; `sample` runs in the monitor's thread, makes no CUDA call, waits for nothing and
-reads only what workers wrote for it.
+A file in `dflash/observe/collectors/`, its class in `COLLECTORS` of `dflash/observe/registry.py`, its tests,
+and this page made anew. Every key it reports is declared in `metrics`; `sample` runs in the monitor's thread,
+makes no CUDA call, waits for nothing and reads only what workers wrote for it.
 
 ```python
 from dflash.observe.collectors.base import Collector
@@ -80,10 +79,18 @@ class Strides(Collector):
         return {key: step - before[key] for key, step in now.items() if key in before}
 ```
 
-What it needs from a worker's path is written there behind a switch of one attribute, which `throw` sets, and priced in
-`instruments`; without that the accounted cost leaves the path out. What it costs shows in
+What it does at a worker's step boundary is an `Instrument`, which `equip` hangs into the worker's recorder.
+What else it needs from a worker's path is written there behind a switch of one attribute. `throw` sets the
+switches, and `instruments` prices what they switch; without that the accounted cost leaves the path out.
+`unavailable` tells the doctor why there is nothing to see on a machine. What it costs shows in
 `python -m bench overhead --only strides`: seconds per token, exact counts of host syncs, and its own time as a share of the time
 that it was on.
+
+## One more sink
+
+A file in `dflash/observe/sinks/`, its class in `SINKS` of `dflash/observe/registry.py`, and its tests. `name`
+and `write` make one, and `observe.sinks = ["its name"]` turns it on. `make` gives it the run's folder and
+settings, `examine` is its line on the doctor's page.
 """
 
 

@@ -43,7 +43,7 @@ def train(
 
 def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
     from dflash.data.prepare import list_skipped
-    from dflash.observe.observer import Observer, check_collectors
+    from dflash.observe.observer import Observer
     from dflash.observe.roles import RoleMap
     from dflash.observe.syncs import NO_SCOPES, Scopes
     from dflash.observe.syncs.guard import GuardScopes
@@ -52,7 +52,6 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
     from dflash.pipeline.supervisor import WorkerFailed
     from dflash.pipeline.trainer import Trainer, resume_state
 
-    check_collectors(config.observe.collectors)
     inputs = prepare_inputs(config)
     sys.stderr.write(f"{config.data.path}: {inputs.dataset.summary()}\n")
     if config.data.skip_bad:

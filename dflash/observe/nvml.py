@@ -60,6 +60,16 @@ READINGS: dict[str, Callable[[Any], dict[str, float]]] = {
 }
 
 
+def unavailable() -> str:
+    """Why there is no NVML on this machine; empty when there is."""
+    try:
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return f"no NVML ({error})"
+    return ""
+
+
 def find_handles(
     indexes: Sequence[int], known: Mapping[int, str], environment: Mapping[str, str]
 ) -> tuple[dict[int, Any], list[str]]:

@@ -20,16 +20,14 @@ from dflash.observe.metric import MetricIndex
 from dflash.observe.monitor import Monitor, Totals
 from dflash.observe.outbox import SinkThread
 from dflash.observe.recorder import WorkerRecorder
-from dflash.observe.registry import COLLECTORS, FAMILIES, METRICS
+from dflash.observe.registry import COLLECTORS, all_metrics, chosen_sinks, families
 from dflash.observe.roles import Role, RoleMap
-from dflash.observe.sinks.base import Sink
-from dflash.observe.sinks.jsonl import JsonlSink
+from dflash.observe.sinks.base import Sink, Surroundings
 from dflash.observe.syncs import Scopes
-from steptime.errors import UserError, nearest
+from dflash.registry import unknown
 
 logger = logging.getLogger("dflash.observe")
 _LATE = 4096
-_REGISTERED = [collector.name for collector in COLLECTORS]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Observer:
     """
 
     def __init__(self, config: ObserveConfig, run_dir: Path, roles: RoleMap, sinks: Sequence[Sink] | None = None) -> None:
-        check_collectors(config.collectors)
+        on = COLLECTORS.chosen(config.collectors)
         self.config, self.run_dir, self.roles = config, run_dir, roles
         self._sources = Sources(config, roles, report=self.event)
         self._collectors = [build(self._sources) for build in COLLECTORS]
@@ -80,12 +78,12 @@ class Observer:
             flush_s=config.flush_s,
             before_tick=self._before_tick,
             fail=self._fail,
-            find=MetricIndex(METRICS).find,
+            find=MetricIndex(all_metrics()).find,
             totals=self._totals,
             step=self._step,
         )
-        for name in config.collectors:
-            self.switch(name, True)
+        for collector in on:
+            self.switch(collector.name, True)
 
     # -- called while the trainer is built ----------------------------------------------------------------------------
 
@@ -93,6 +91,8 @@ class Observer:
         """The recorder of a worker; one for each."""
         recorder = WorkerRecorder(role, index, device or Device("cpu"), self.config.ring)
         with self._lock:
+            for collector in self._collectors:
+                collector.equip(recorder)
             self._sources.recorders.append(recorder)
         return recorder
 
@@ -109,6 +109,8 @@ class Observer:
     def add(self, build: Callable[[Sources], Collector]) -> Collector:
         """A collector from outside the registry, switched off; before `start`."""
         collector = build(self._sources)
+        for recorder in self._sources.recorders:
+            collector.equip(recorder)
         self._collectors.append(collector)
         return collector
 
@@ -137,7 +139,8 @@ class Observer:
         Raises:
             UserError: no such collector.
         """
-        check_collectors((collector,), [one.name for one in self._collectors])
+        if collector not in self.switches():
+            raise unknown("collector", collector, self.switches())
         with self._lock:
             for one in self._collectors:
                 if one.name == collector:
@@ -243,44 +246,13 @@ class Observer:
         )
 
 
-def check_collectors(names: Sequence[str], known: Sequence[str] = _REGISTERED) -> None:
-    """Refuse a name that is no collector's.
-
-    Raises:
-        UserError: with the nearest known name.
-    """
-    for name in names:
-        if name not in known:
-            raise UserError(f"unknown collector {name!r}{nearest(name, known)} (known: {', '.join(known)})")
-
-
 def make_sinks(config: ObserveConfig, run_dir: Path, roles: RoleMap) -> list[Sink]:
-    """The sinks that the config asks for; JSONL always. What is heavy to import is imported here, before the workers start.
+    """The sinks that the config asks for; JSONL always.
 
     Raises:
-        UserError: a sink whose package is not installed.
+        UserError: no such sink, or one whose package is not installed.
     """
-    sinks: list[Sink] = [JsonlSink(run_dir)]
-    if config.terminal != "off":
-        from dflash.observe.sinks.terminal import TerminalSink
-
-        sinks.append(TerminalSink(roles, config.terminal))
-    if config.tensorboard:
-        from dflash.observe.sinks.tensorboard import TensorboardSink
-
-        sinks.append(TensorboardSink(run_dir))
-    if config.wandb != "off":
-        from dflash.observe.sinks.wandb import WandbSink
-
-        sinks.append(
-            WandbSink(
-                run_dir,
-                config.wandb_project,
-                config.wandb,
-                families=FAMILIES,
-                quiet_stats="gpu" in config.collectors,
-                timeout_s=config.wandb_timeout_s,
-                exclude=config.wandb_exclude,
-            )
-        )
-    return sinks
+    on = COLLECTORS.chosen(config.collectors)
+    sampled = families(metric for collector in on for metric in collector.metrics)
+    run = Surroundings(config, run_dir, roles, families(all_metrics()), sampled)
+    return [sink.make(run) for sink in chosen_sinks(config)]

@@ -80,6 +80,7 @@ class CudaStageTimer(StageTimer):
     def __init__(self, name: str, pool: EventPool) -> None:
         super().__init__(name)
         self._pool = pool
+        pool.stages.append(self)
         self._pair: tuple[Any, Any] | None = None
         self._open = False
         self.total_ns = 0
@@ -111,15 +112,43 @@ class CudaStageTimer(StageTimer):
         self._open = False
 
 
-class EventPool:
+class Instrument:
+    """What a collector runs in a worker's thread, at its step boundary.
+
+    Attributes:
+        on: its switch, all that a step reads while it is off.
+        collector: the name of the collector that hung it into the recorder.
+    """
+
+    on = False
+    collector = ""
+
+    def run(self) -> None:
+        """Called at each step boundary while it is on. It must not wait."""
+        raise NotImplementedError
+
+    def fail(self) -> None:
+        """`run` has raised: stay off until the collector is switched on again."""
+        self.on = False
+
+
+class EventPool(Instrument):
     """The event pairs of one worker on one device: made once, lent to stages, read in the order they were recorded.
 
     A pair is in one of three places: `free`, held by an open stage, or pending. Only pending pairs are queried, and both
     their events have been recorded, so that `query` means what it says (on an event never recorded it is true).
+
+    Attributes:
+        stages: the timers that take pairs from here.
+        span_ns: host time of one span, measured by `warm`: two records, two queries in place of reading it.
     """
+
+    on = True  # always: stages that were switched off leave pairs that are still to be read
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self.stages: list[CudaStageTimer] = []
+        self.span_ns = 0.0
         self.free: list[tuple[Any, Any]] = []
         self.stream: Any = None
         self._timers: list[CudaStageTimer | None] = []
@@ -134,12 +163,10 @@ class EventPool:
         self._timers.extend([None] * pairs)
         self._pairs.extend([None] * pairs)
 
-    def warm(self) -> float:
-        """Record every event once on the worker's stream: events are created at their first record, which is slow.
-
-        Returns:
-            Host time of one span, nanoseconds: two records, and two queries that stand for reading it.
-        """
+    def warm(self) -> None:
+        """Record every event on the worker's stream at the first call: it is created then, which is slow."""
+        if self.stream is not None:
+            return
         self.stream = self._device.stream
         for pair in self.free:
             for event in pair:
@@ -149,7 +176,7 @@ class EventPool:
             for event in pair:
                 event.record(self.stream)
                 event.query()
-        return (perf_counter_ns() - started_ns) / max(1, len(self.free))
+        self.span_ns = (perf_counter_ns() - started_ns) / max(1, len(self.free))
 
     @property
     def pending(self) -> int:
@@ -162,8 +189,17 @@ class EventPool:
         self._pairs[at] = pair
         self._head += 1
 
-    def forget(self) -> None:
-        """Drop what is pending: after a CUDA error nothing more can be read."""
+    def run(self) -> None:
+        """Read what the GPU has passed, at the worker's step boundary."""
+        if self.stream is None:
+            self.warm()
+        if self.pending:
+            self.drain()
+
+    def fail(self) -> None:
+        """Stages off, what is pending dropped: after a CUDA error nothing more can be recorded or read."""
+        for timer in self.stages:
+            timer.on = False
         self._tail = self._head
 
     def drain(self) -> None:
@@ -185,18 +221,16 @@ class WorkerRecorder:
     """Everything that one worker writes. The monitor reads it, and writes only the switches.
 
     Attributes:
+        instruments: what runs at the step boundary; on CUDA the event pool, and what collectors have hung in.
+        pool: the event pairs of the stages on the GPU; None on the CPU.
         timers: the stages, by name.
-        count: switch of the `workers` collector; while it is on the worker keeps the counters below.
+        count: while it is on the worker keeps the counters below.
         batches, tokens, samples: finished, cumulative. tokens are real (non-padding) context tokens.
         step: index of the batch (target) or optimizer step (drafter) in hand.
         busy_ns, wait_in_ns, wait_out_ns: cumulative host time at work, waiting for input, waiting to hand over.
         wait_in_since_ns, wait_out_since_ns: `perf_counter_ns` at which the wait in progress began, 0 for none: a worker
             that is stuck is seen while it is stuck. Set it before a wait; clear it before adding to the total.
-        want_memory: set by the `cuda` collector once per tick; the next step boundary answers it.
-        memory: the last snapshot of the device's allocator counters, one immutable object swapped in, or None.
-        memory_calls, memory_ns: snapshots taken, and the time they took.
-        gpu_span_ns: host time of one GPU span (two records, query, read), measured while the pool was warmed.
-        fault: (collector, error) for the monitor, which takes it away.
+        fault: (collector, error) of an instrument that failed, for the monitor, which takes it away.
     """
 
     def __init__(self, role: Role, index: int, device: Device, ring: int = 64) -> None:
@@ -208,15 +242,11 @@ class WorkerRecorder:
         self.batches = self.tokens = self.samples = self.step = 0
         self.busy_ns = self.wait_in_ns = self.wait_out_ns = 0
         self.wait_in_since_ns = self.wait_out_since_ns = 0
-        self.want_memory = False
-        self.memory: dict[str, Any] | None = None
-        self.memory_calls = self.memory_ns = 0
-        self.gpu_span_ns = 0.0
         self.fault: tuple[str, Exception] | None = None
         self._timing = False
         self._ring = ring
-        self._pool: EventPool | None = EventPool(device) if device.is_cuda else None
-        self._warm = False
+        self.pool = EventPool(device) if device.is_cuda else None
+        self.instruments: tuple[Instrument, ...] = () if self.pool is None else (self.pool,)
 
     @property
     def label(self) -> str:
@@ -228,9 +258,9 @@ class WorkerRecorder:
         gpu: the stage is work enqueued on the device; timed by events there, by the host's clock on the CPU.
         """
         if name not in self.timers:
-            if gpu and self._pool is not None:
-                self._pool.grow(self._ring)
-                self.timers[name] = CudaStageTimer(name, self._pool)
+            if gpu and self.pool is not None:
+                self.pool.grow(self._ring)
+                self.timers[name] = CudaStageTimer(name, self.pool)
             else:
                 self.timers[name] = StageTimer(name)
             self.timers[name].switch(self._timing)
@@ -249,44 +279,21 @@ class WorkerRecorder:
 
     def warm(self) -> None:
         """Create the CUDA events. Call in the worker's thread with its device active, before the first step."""
-        if self._pool is not None and not self._warm:
-            self.gpu_span_ns = self._pool.warm()
-        self._warm = True
+        if self.pool is not None:
+            self.pool.warm()
+
+    def hang(self, collector: str, instrument: Instrument) -> None:
+        """Have an instrument of a collector run at each step boundary from now on; before the first step."""
+        instrument.collector = collector
+        if instrument not in self.instruments:
+            self.instruments = (*self.instruments, instrument)
 
     def step_boundary(self) -> None:
-        """Called by the owner once per step: reads finished event pairs, answers a request for allocator counters."""
-        pool = self._pool
-        if pool is None:
-            return
-        try:
-            if not self._warm:
-                self.warm()
-            if pool.pending:
-                pool.drain()
-        except Exception as error:
-            self._give_up("profile", error)
-        if self.want_memory:
-            self.want_memory = False
-            try:
-                started_ns = perf_counter_ns()
-                self.memory = _allocator_counters(self.device)
-                self.memory_ns += perf_counter_ns() - started_ns
-                self.memory_calls += 1
-            except Exception as error:
-                self._give_up("cuda", error)
-
-    def _give_up(self, collector: str, error: Exception) -> None:
-        """Leave word for the monitor, which switches the collector off and logs; the worker goes on."""
-        self.fault = (collector, error)
-        if collector == "profile":
-            for timer in self.timers.values():
-                timer.on = False
-            if self._pool is not None:
-                self._pool.forget()
-
-
-def _allocator_counters(device: Device) -> dict[str, Any]:
-    """Counters of the caching allocator: copies a struct under its lock, no CUDA call and no sync."""
-    import torch
-
-    return torch.cuda.memory.memory_stats_as_nested_dict(device.torch)
+        """Called by the owner once per step. The worker goes on when an instrument fails."""
+        for instrument in self.instruments:
+            if instrument.on:
+                try:
+                    instrument.run()
+                except Exception as error:
+                    instrument.fail()
+                    self.fault = (instrument.collector, error)

@@ -1,7 +1,11 @@
-"""The one list of collectors, and what every key means; `metrics_page` makes docs/metrics.md of it."""
+"""The collectors and the sinks, and what every key means; `metrics_page` makes docs/metrics.md of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+from dflash.config import ObserveConfig
 from dflash.observe.collectors.base import Collector
 from dflash.observe.collectors.batch import BatchCollector
 from dflash.observe.collectors.cuda import CudaCollector
@@ -11,8 +15,16 @@ from dflash.observe.collectors.profile import ProfileCollector
 from dflash.observe.collectors.workers import WorkersCollector
 from dflash.observe.metric import Metric
 from dflash.observe.monitor import METRICS as MONITOR_METRICS
+from dflash.observe.sinks.base import Sink
+from dflash.observe.sinks.jsonl import JsonlSink
+from dflash.observe.sinks.tensorboard import TensorboardSink
+from dflash.observe.sinks.terminal import TerminalSink
+from dflash.observe.sinks.wandb import WandbSink
+from dflash.registry import Registry
+from steptime.errors import UserError
 
-COLLECTORS: tuple[type[Collector], ...] = (
+COLLECTORS: Registry[type[Collector]] = Registry(
+    "collector",
     ProfileCollector,
     GpuCollector,
     PipelineCollector,
@@ -30,10 +42,37 @@ TRAIN_METRICS = (
     Metric("train/lr", "1", "instant", "learning rate of the step", "the schedule, on the host"),
 )
 
-METRICS: tuple[Metric, ...] = (
-    *(metric for collector in COLLECTORS for metric in collector.metrics),
-    *TRAIN_METRICS,
-    *MONITOR_METRICS,
-)
 
-FAMILIES = tuple(dict.fromkeys(metric.key.partition("/")[0] for metric in METRICS))
+SINKS: Registry[type[Sink]] = Registry("sink", JsonlSink, TerminalSink, TensorboardSink, WandbSink)
+
+
+def chosen_sinks(config: ObserveConfig) -> tuple[type[Sink], ...]:
+    """The sinks that the settings turn on.
+
+    Raises:
+        UserError: `observe.sinks` names one that there is not, or one that has a key of its own.
+    """
+    for name in config.sinks:
+        if SINKS[name].switch:
+            raise UserError(f"observe.sinks: {name!r} has a key of its own, observe.{SINKS[name].switch}")
+    return tuple(sink for sink in SINKS if sink.wanted(config))
+
+
+def without_sinks(config: ObserveConfig) -> ObserveConfig:
+    """The same with every sink off that can be: metrics.jsonl alone is written."""
+    off: dict[str, Any] = {sink.switch: sink.off for sink in SINKS if sink.switch}
+    return config.model_copy(update=off | {"sinks": ()})
+
+
+def all_metrics() -> tuple[Metric, ...]:
+    """Every key that a run can report."""
+    return (
+        *(metric for collector in COLLECTORS for metric in collector.metrics),
+        *TRAIN_METRICS,
+        *MONITOR_METRICS,
+    )
+
+
+def families(metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """First parts of the keys."""
+    return tuple(dict.fromkeys(metric.key.partition("/")[0] for metric in metrics))

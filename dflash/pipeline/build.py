@@ -16,6 +16,7 @@ from dflash.data.tokenizer import load_tokenizer
 from dflash.device import Device, check_devices, torch_dtype
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TargetInfo, inspect_target, load_target, resolve_mask_token
+from dflash.observe.registry import COLLECTORS, chosen_sinks
 from dflash.release.released import check_same, load_released, warm_start
 from steptime.errors import UserError
 
@@ -42,6 +43,7 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
     Raises:
         UserError: one line for the first mistake found.
     """
+    check_names(config)
     if not skip_devices:
         check_devices((*config.target.devices, *config.drafter.devices))
     info = inspect_target(config.target)
@@ -60,6 +62,16 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
     geometry = geometry_of(config)
     dataset = load_samples(config.data, tokenizer, vocab_size=info.vocab_size)
     return Inputs(config, info, shape, geometry, tokenizer, dataset)
+
+
+def check_names(config: Config) -> None:
+    """Refuse the name of a collector or a sink that there is not.
+
+    Raises:
+        UserError: with the nearest known name.
+    """
+    COLLECTORS.chosen(config.observe.collectors)
+    chosen_sinks(config.observe)
 
 
 def brings_token_ids(config: Config) -> bool:

@@ -14,7 +14,7 @@ from dflash.config import Config
 from dflash.data.tokenizer import load_tokenizer
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
-from dflash.pipeline.build import prepare_inputs
+from dflash.pipeline.build import check_names, prepare_inputs
 from dflash.pipeline.known_targets import KNOWN_TARGETS
 from steptime.errors import UserError
 
@@ -56,6 +56,7 @@ def make_plan(config: Config) -> RunPlan:
     Raises:
         UserError: settings that no run could use.
     """
+    check_names(config)
     notes: list[str] = []
     samples = None
     try:

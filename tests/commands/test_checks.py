@@ -11,6 +11,8 @@ import torch
 
 from dflash.cli import run
 from dflash.commands import checks
+from dflash.observe import nvml
+from dflash.observe.sinks.wandb import WandbSink
 from tests.observe import nvml_stub
 
 
@@ -28,7 +30,7 @@ def test_a_check_that_breaks_is_one_line_and_the_others_go_on(monkeypatch):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(checks, "CHECKS", (("bad", broken), ("Python", checks.check_python)))
-    bad, good = checks.examine()
+    bad, good, *_ = checks.examine()
     assert bad.state == "warning"
     assert "planted" in bad.text
     assert good.state == "ok"
@@ -46,7 +48,7 @@ def test_the_package_of_the_same_name_is_noticed(monkeypatch):
 def test_wandb_key(monkeypatch, tmp_path, key, state):
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    assert checks.check_wandb()[0] == state
+    assert WandbSink.examine()[0] == state
 
 
 def test_a_folder_that_cannot_be_written_is_broken(monkeypatch):
@@ -83,6 +85,7 @@ def test_collectors_that_have_nothing_to_report_say_why(monkeypatch):
     assert text.startswith("profile, pipeline, workers, batch; stages by the host clock, a span costs ")
     assert text.endswith("gpu has nothing to report: no GPU; cuda has nothing to report: no GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(checks, "check_nvml", lambda: ("absent", "no NVML"))
+    monkeypatch.setattr(nvml, "unavailable", lambda: "no NVML")
     _, text = checks.check_collectors()
     assert text.startswith("profile, pipeline, workers, batch, cuda; stages by CUDA events")
+    assert text.endswith("; gpu has nothing to report: no NVML")

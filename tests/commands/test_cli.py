@@ -58,7 +58,8 @@ BAD_INPUT = {
     "taps": (["target.layer_ids=[1, 9]"], lines(IDS), "below tiny-hybrid's 5 layers"),
     "no CUDA device": (['target.devices=["cuda:77"]'], lines(IDS), "device 'cuda:77': this machine has"),
     "queue": (["queue.hs_min_ready=9"], lines(IDS), "queue.hs_min_ready = 9 is over queue.capacity = 4"),
-    "collector": (['observe.collectors=["profle"]'], lines(IDS), "did you mean 'profile'?"),
+    "collector": (['observe.collectors=["profle"]'], lines(IDS), "unknown collector 'profle'; did you mean 'pro"),
+    "sink": (['observe.sinks=["jsnl"]'], lines(IDS), "unknown sink 'jsnl'; did you mean 'jsonl'?"),
 }
 
 
@@ -75,6 +76,15 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, monkeypatch, caps
     assert error.startswith("dflash: error: ")
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("case", ["collector", "sink"])
+def test_a_dry_run_refuses_the_same_names(case, capsys):
+    settings, _, words = BAD_INPUT[case]
+    assert run([*arguments(*settings), "--dry-run"]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dflash.config import ObserveConfig
+from dflash.observe.collectors.cuda import Snapshots
 from dflash.observe.collectors.gpu import GpuCollector
 from dflash.observe.observer import Observer
 from dflash.observe.recorder import WorkerRecorder
@@ -110,9 +111,10 @@ class Layout:
                 recorder.step += 1
                 recorder.busy_ns += 200_000_000
                 recorder.wait_in_ns += 40_000_000
-            if recorder.want_memory:
-                recorder.want_memory = False
-                recorder.memory = {
+            (snapshots,) = [one for one in recorder.instruments if isinstance(one, Snapshots)]
+            if snapshots.on:
+                snapshots.on = False
+                snapshots.latest = {
                     name: {"all": {"current": 10**10, "peak": 10**10}}
                     for name in ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
                 } | {"num_alloc_retries": 0, "num_device_alloc": 7}

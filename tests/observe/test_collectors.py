@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from dflash.device import Device
+from dflash.observe.collectors.base import Sources
 from dflash.observe.collectors.batch import BatchCollector
-from dflash.observe.collectors.cuda import CudaCollector
+from dflash.observe.collectors.cuda import CudaCollector, Snapshots
 from dflash.observe.collectors.pipeline import PipelineCollector, entropy_bits
 from dflash.observe.collectors.profile import ProfileCollector
 from dflash.observe.collectors.workers import WorkersCollector
@@ -207,18 +209,29 @@ def snapshot(allocs: int = 5, **left_out: bool) -> dict[str, Any]:
     return {key: value for key, value in stats.items() if key not in left_out}
 
 
+def on_cuda(source: Sources) -> CudaCollector:
+    """The collector as the observer makes it: every worker has its instrument before the switch is thrown."""
+    collector = CudaCollector(source)
+    for recorder in source.recorders:
+        collector.equip(recorder)
+    return on(collector)
+
+
+def asked(recorder: WorkerRecorder) -> bool:
+    return any(one.on for one in recorder.instruments if isinstance(one, Snapshots))
+
+
 def answer(recorder: WorkerRecorder, stats: dict[str, Any]) -> None:
-    """What a worker does at its step boundary."""
-    if recorder.want_memory:
-        recorder.want_memory = False
-        recorder.memory = stats
+    """A worker's step boundary, where the allocator has these statistics."""
+    with mock.patch("torch.cuda.memory.memory_stats_as_nested_dict", return_value=stats):
+        recorder.step_boundary()
 
 
 def test_cuda_reports_what_a_worker_left_and_asks_once_a_tick() -> None:
     source = sources(targets=("cuda:3",))
     recorder = recorder_on(FakeDevice(3))
     source.recorders = [recorder]
-    collector = on(CudaCollector(source))
+    collector = on_cuda(source)
     answer(recorder, snapshot(allocs=5))
     first = collector.sample(SECOND)
     assert first["cuda/3/allocated_gb"] == 2.0
@@ -232,17 +245,26 @@ def test_cuda_reports_what_a_worker_left_and_asks_once_a_tick() -> None:
     assert second["cuda/3/alloc_retries"] == 0
     # No step since: nothing to say, rather than the old numbers again.
     assert collector.sample(3 * SECOND) == {}
+    assert collector.instruments()[0] == 2
+
+
+def test_cuda_asks_nobody_once_it_is_off() -> None:
+    source = sources(targets=("cuda:0",))
+    source.recorders = [recorder_on(FakeDevice(0))]
+    collector = on_cuda(source)
+    collector.switch(False)
+    assert not asked(source.recorders[0])
 
 
 def test_cuda_asks_another_worker_of_the_device_when_one_has_ended() -> None:
     source = sources(targets=("cuda:0",), drafters=("cuda:0",))
     target, drafter = recorder_on(FakeDevice(0)), recorder_on(FakeDevice(0), "drafter")
     source.recorders = [target, drafter]
-    collector = on(CudaCollector(source))
-    assert target.want_memory
-    assert not drafter.want_memory
+    collector = on_cuda(source)
+    assert asked(target)
+    assert not asked(drafter)
     collector.sample(SECOND)
-    assert not target.want_memory
+    assert not asked(target)
     answer(drafter, snapshot())
     assert "cuda/0/allocated_gb" in collector.sample(2 * SECOND)
 
@@ -251,7 +273,7 @@ def test_cuda_leaves_out_what_an_allocator_does_not_tell() -> None:
     source = sources(targets=("cuda:0",))
     recorder = recorder_on(FakeDevice(0))
     source.recorders = [recorder]
-    collector = on(CudaCollector(source))
+    collector = on_cuda(source)
     answer(recorder, snapshot(inactive_split_bytes=True, num_device_alloc=True))
     values = collector.sample(SECOND)
     assert "cuda/0/inactive_split_gb" not in values
@@ -261,7 +283,7 @@ def test_cuda_leaves_out_what_an_allocator_does_not_tell() -> None:
 def test_cuda_on_the_cpu_says_nothing() -> None:
     source = sources()
     source.recorders = [WorkerRecorder("target", 0, Device("cpu"))]
-    assert on(CudaCollector(source)).sample(SECOND) == {}
+    assert on_cuda(source).sample(SECOND) == {}
 
 
 # -- profile ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash.observe.metric import MetricIndex
-from dflash.observe.registry import METRICS
+from dflash.observe.registry import all_metrics
 from tests.observe.layout import DRAFTERS, TARGETS, Layout, measure
 
 
@@ -38,7 +38,7 @@ def test_every_worker_and_every_gpu_is_on_the_dashboard(tmp_path: Path) -> None:
     for gpu in range(TARGETS + DRAFTERS):
         assert f"gpu/{gpu}/util_pct" in values
         assert f"cuda/{gpu}/reserved_gb" in values
-    assert not [key for key in values if MetricIndex(METRICS).find(key) is None]
+    assert not [key for key in values if MetricIndex(all_metrics()).find(key) is None]
 
 
 def test_training_scalars_keep_until_the_flush_as_no_screen_shows_them(tmp_path: Path) -> None:

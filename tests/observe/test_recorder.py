@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
 
 from dflash.device import Device
+from dflash.observe.collectors.profile import ProfileCollector
 from dflash.observe.histogram import SpanReader
-from dflash.observe.recorder import CudaStageTimer, StageTimer, WorkerRecorder
-from tests.observe.parts import FakeDevice, FakeGpu, recorder_on
+from dflash.observe.recorder import CudaStageTimer, Instrument, StageTimer, WorkerRecorder
+from tests.observe.parts import FakeDevice, FakeGpu, recorder_on, sources
 
 
 def step(timer: StageTimer, between: Callable[[], None] = lambda: None) -> None:
@@ -177,6 +179,7 @@ def test_a_cuda_error_in_the_drain_switches_the_timers_off_and_the_step_goes_on(
     device = FakeDevice()
     recorder = recorder_on(device)
     timer = recorder.timer("x", gpu=True)
+    ProfileCollector(sources()).equip(recorder)
     recorder.switch_timers(True)
     recorder.warm()
     step(timer)
@@ -204,15 +207,50 @@ def test_a_timer_made_after_the_switch_was_thrown_is_on() -> None:
     assert recorder.timer("x") is recorder.timer("x")
 
 
-def test_allocator_counters_are_taken_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-    monkeypatch.setattr("dflash.observe.recorder._allocator_counters", lambda device: taken.append(device) or {"a": 1})
-    recorder = recorder_on(FakeDevice())
+class Probe(Instrument):
+    def __init__(self) -> None:
+        self.runs = 0
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+
+
+def test_an_instrument_runs_at_the_boundary_while_it_is_on() -> None:
+    recorder, probe = WorkerRecorder("target", 0, Device("cpu")), Probe()
+    recorder.hang("probe", probe)
     recorder.step_boundary()
-    assert taken == []
-    recorder.want_memory = True
+    assert probe.runs == 0
+    probe.on = True
+    recorder.step_boundary()
+    assert probe.runs == 1
+
+
+def test_an_instrument_that_fails_is_off_and_leaves_word_of_its_collector() -> None:
+    recorder, bad, good = WorkerRecorder("target", 0, Device("cpu")), Probe(), Probe()
+    bad.on = good.on = True
+    bad.error = RuntimeError("planted")
+    recorder.hang("bad", bad)
+    recorder.hang("good", good)
     recorder.step_boundary()
     recorder.step_boundary()
-    assert len(taken) == 1
-    assert recorder.memory == {"a": 1}
-    assert recorder.memory_calls == 1
+    assert recorder.fault == ("bad", bad.error)
+    assert (bad.runs, good.runs) == (1, 2)
+
+
+def test_a_boundary_with_everything_off_allocates_nothing() -> None:
+    recorder = WorkerRecorder("target", 0, Device("cpu"))
+    recorder.hang("probe", Probe())
+    recorder.step_boundary()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    for _ in range(100):
+        recorder.step_boundary()
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # The loop's own iterator is all that exists for a moment.
+    assert held - before < 200
+    assert peak - before < 400

@@ -39,6 +39,9 @@ class Sources:
 class Collector:
     """One family of metrics that can be switched on and off while training runs.
 
+    `name`, `metrics` and `sample` make a collector. The other methods are for those that count from a switch on,
+    have a part in the workers' paths, sum up over a flush window, or open something.
+
     `sample` runs in the monitor thread: it makes no CUDA call, does not wait, and reads what the workers wrote. A value that
     is not available is left out. An exception switches the collector off; nothing else stops.
 
@@ -71,6 +74,14 @@ class Collector:
             self._on_ns += now_ns - self._on_since_ns
         self.throw(on)
         self.on = on
+
+    @classmethod
+    def unavailable(cls) -> str:
+        """Why it has nothing to report on this machine, in a few words for the doctor; empty when it has."""
+        return ""
+
+    def equip(self, recorder: WorkerRecorder) -> None:
+        """Hang what runs at a new worker's step boundary into its recorder (`recorder.hang`)."""
 
     def on_s(self) -> float:
         """Wall time for which it has been on."""

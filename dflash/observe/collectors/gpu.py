@@ -6,6 +6,9 @@ import os
 import threading
 from typing import ClassVar
 
+import torch
+
+from dflash.observe import nvml
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
 from dflash.observe.nvml import GpuReader, find_handles, pynvml
@@ -51,6 +54,10 @@ class GpuCollector(Collector):
         self._opener: threading.Thread | None = None
         self._readers: tuple[GpuReader, ...] = ()
         self._error: Exception | None = None
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return nvml.unavailable() if torch.cuda.is_available() else "no GPU"
 
     def throw(self, on: bool) -> None:
         if on and self._opener is None and self.sources.roles.cuda_indexes():

@@ -8,7 +8,7 @@ from dflash.observe.accounting import cost_ns
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.histogram import SpanReader, Window
 from dflash.observe.metric import Metric
-from dflash.observe.recorder import CudaStageTimer, StageTimer
+from dflash.observe.recorder import CudaStageTimer, StageTimer, WorkerRecorder
 
 _EVENTS = "CUDA event pairs on the worker's stream, read once passed; on the CPU the host clock"
 _HOST = "host clock"
@@ -59,6 +59,10 @@ class ProfileCollector(Collector):
     def _timers(self) -> list[StageTimer]:
         return [timer for recorder in self.sources.recorders for timer in tuple(recorder.timers.values())]
 
+    def equip(self, recorder: WorkerRecorder) -> None:
+        if recorder.pool is not None:
+            recorder.hang(self.name, recorder.pool)
+
     def throw(self, on: bool) -> None:
         for recorder in self.sources.recorders:
             recorder.switch_timers(on)
@@ -105,7 +109,9 @@ class ProfileCollector(Collector):
             probe.stop()
 
         total = host * cost_ns(span) if host else 0.0
-        return host + gpu, (total + gpu * max(one.gpu_span_ns for one in self.sources.recorders)) / (host + gpu)
+        pools = [recorder.pool for recorder in self.sources.recorders if recorder.pool is not None]
+        total += gpu * max((pool.span_ns for pool in pools), default=0.0)
+        return host + gpu, total / (host + gpu)
 
 
 def _values(windows: dict[str, Window]) -> dict[str, float]:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from dflash.config import ObserveConfig
+from dflash.observe.roles import RoleMap
+
+if TYPE_CHECKING:
+    from dflash.commands.checks import State
 
 RowKind = Literal["run", "metrics", "live", "train", "event", "summary"]
 
@@ -28,10 +36,31 @@ class Row:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a sink may know of its run.
+
+    Attributes:
+        run_dir: the run's folder.
+        families: first parts of the keys that may come.
+        sampled: those of the collectors that are on at the start.
+    """
+
+    config: ObserveConfig
+    run_dir: Path
+    roles: RoleMap
+    families: Sequence[str] = ()
+    sampled: Sequence[str] = ()
+
+
 class Sink:
     """Where rows go. Opened, written and closed by one thread of its own; may take its time, may raise.
 
+    `name` and `write` make a sink; it is on when `observe.sinks` names it.
+
     Attributes:
+        switch: the key of `observe` that is its switch. Empty: `observe.sinks` names it.
+        off: the value of that key for off.
         kinds: which rows it wants.
         close_timeout_s: how long the end of a run waits for it.
         retries: a failed write loses its rows and the next is tried; else the first failure is the last.
@@ -41,6 +70,27 @@ class Sink:
     kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "event", "summary"})
     close_timeout_s: float = 10.0
     retries: ClassVar[bool] = False
+    switch: ClassVar[str] = ""
+    off: ClassVar[Any] = "off"
+
+    @classmethod
+    def wanted(cls, config: ObserveConfig) -> bool:
+        """Whether the settings turn it on."""
+        return getattr(config, cls.switch) != cls.off if cls.switch else cls.name in config.sinks
+
+    @classmethod
+    def make(cls, run: Surroundings) -> Sink:
+        """One for a run. What is slow to import is imported here, before the workers start.
+
+        Raises:
+            UserError: its package is not installed.
+        """
+        return cls()
+
+    @classmethod
+    def examine(cls) -> tuple[State, str] | None:
+        """The doctor's line about it on this machine; None: it works everywhere."""
+        return None
 
     def open(self) -> None:
         """Connect; rows collect in the outbox meanwhile."""

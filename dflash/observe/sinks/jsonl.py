@@ -10,7 +10,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dflash.observe.sinks.base import Row, Sink
+from dflash.config import ObserveConfig
+from dflash.observe.sinks.base import Row, Sink, Surroundings
 
 FILE_NAME = "metrics.jsonl"
 _ENCODER = json.JSONEncoder(allow_nan=False)
@@ -34,6 +35,14 @@ class JsonlSink(Sink):
         self._synced_s = time.monotonic()
         self._file: FileIO | None = None
         self._cut = False
+
+    @classmethod
+    def wanted(cls, config: ObserveConfig) -> bool:
+        return True
+
+    @classmethod
+    def make(cls, run: Surroundings) -> Sink:
+        return cls(run.run_dir)
 
     def open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

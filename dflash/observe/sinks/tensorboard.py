@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dflash.observe.sinks.base import Row, RowKind, Sink
+from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
 from steptime.errors import UserError
+
+if TYPE_CHECKING:
+    from dflash.commands.checks import State
 
 
 class TensorboardSink(Sink):
@@ -20,6 +24,8 @@ class TensorboardSink(Sink):
 
     name: ClassVar[str] = "tensorboard"
     kinds: frozenset[RowKind] = frozenset({"metrics", "train"})
+    switch: ClassVar[str] = "tensorboard"
+    off: ClassVar[Any] = False
 
     def __init__(self, run_dir: Path) -> None:
         if importlib.util.find_spec("tensorboard") is None:
@@ -31,6 +37,16 @@ class TensorboardSink(Sink):
         self._folder = run_dir / "tensorboard"
         self._writer: Any = None
         self._started_s = time.time()
+
+    @classmethod
+    def make(cls, run: Surroundings) -> Sink:
+        return cls(run.run_dir)
+
+    @classmethod
+    def examine(cls) -> tuple[State, str]:
+        if importlib.util.find_spec("tensorboard") is None:
+            return "absent", "not installed; pip install 'dflash-harness[tensorboard]'"
+        return "ok", f"tensorboard {importlib.metadata.version('tensorboard')}"
 
     def open(self) -> None:
         self._writer = self._make(str(self._folder), max_queue=1000, flush_secs=60)

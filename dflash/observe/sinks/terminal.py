@@ -9,7 +9,7 @@ from rich.live import Live
 
 from dflash.observe.roles import RoleMap
 from dflash.observe.screen import Screen
-from dflash.observe.sinks.base import Row, RowKind, Sink
+from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
 
 
 class TerminalSink(Sink):
@@ -21,6 +21,7 @@ class TerminalSink(Sink):
     """
 
     name: ClassVar[str] = "terminal"
+    switch: ClassVar[str] = "terminal"
 
     def __init__(self, roles: RoleMap, mode: Literal["auto", "live", "plain"], console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
@@ -30,6 +31,11 @@ class TerminalSink(Sink):
         self.kinds: frozenset[RowKind] = frozenset({"train", "live", "summary"} if self._live_wanted else {"train", "metrics"})
         self._live: Live | None = None
         self.screen = Screen(roles)
+
+    @classmethod
+    def make(cls, run: Surroundings) -> Sink:
+        assert run.config.terminal != "off"
+        return cls(run.roles, run.config.terminal)
 
     def open(self) -> None:
         if self._live_wanted:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import importlib
+import importlib.metadata
+import importlib.util
 import inspect
 import json
 import logging
@@ -17,9 +18,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dflash.observe.sinks.base import Row, RowKind, Sink
+from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
+
+if TYPE_CHECKING:
+    from dflash.commands.checks import State
 
 logger = logging.getLogger("dflash.observe")
 
@@ -41,6 +45,7 @@ class WandbSink(Sink):
 
     name: ClassVar[str] = "wandb"
     kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "summary"})
+    switch: ClassVar[str] = "wandb"
 
     def __init__(
         self,
@@ -66,6 +71,33 @@ class WandbSink(Sink):
         self._run: Any = None
         self._train: Row | None = None
         self._train_logged_s = float("-inf")
+
+    @classmethod
+    def make(cls, run: Surroundings) -> Sink:
+        config = run.config
+        assert config.wandb != "off"
+        return cls(
+            run.run_dir,
+            config.wandb_project,
+            config.wandb,
+            families=run.families,
+            quiet_stats="gpu" in run.sampled,
+            timeout_s=config.wandb_timeout_s,
+            exclude=config.wandb_exclude,
+        )
+
+    @classmethod
+    def examine(cls) -> tuple[State, str]:
+        if importlib.util.find_spec("wandb") is None:
+            return "absent", "wandb is not installed: rows go to metrics.jsonl only"
+        version = importlib.metadata.version("wandb")
+        host = os.environ.get("WANDB_BASE_URL", "api.wandb.ai").partition("://")[2] or "api.wandb.ai"
+        netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+        known = bool(os.environ.get("WANDB_API_KEY")) or (
+            netrc.exists() and host.partition(":")[0] in netrc.read_text(errors="ignore")
+        )
+        login = "a key is set" if known else "no key: runs are kept offline (wandb login, or WANDB_API_KEY)"
+        return ("ok" if known else "absent"), f"wandb {version}; {login}"
 
     # -- the sink's thread --------------------------------------------------------------------------------------------
 

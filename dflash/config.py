@@ -124,7 +124,8 @@ class DrafterConfig(Section):
 class ObjectiveConfig(Section):
     """What the drafter minimises."""
 
-    kind: Literal["ce", "dpace", "kd"] = "ce"
+    kind: str = "ce"
+    """Name of an objective: `ce`, `dpace`, `kd`; each is a file in `dflash/models/objectives/`."""
     gamma: float = 0.0
     """Decay of the slot weights exp(-(k-1)/gamma). 0: 7, 5 or 4 by block size 16, 10 or 8."""
     dpace_alpha: Fraction = 0.5

@@ -10,7 +10,8 @@ import dataclasses
 import pytest
 import torch
 
-from dflash.models.objective import BlockObjective
+from dflash.config import ObjectiveConfig
+from dflash.models.objectives import OBJECTIVES
 from dflash.models.optimizer import FlatParameters
 from tests.models.cases import SHAPE, Case, gradients, make_case, make_drafter, run
 
@@ -82,7 +83,8 @@ def test_same_loss_and_gradients(layers, dropped, loss_type, path):
         FlatParameters(ours, torch.device("cpu"), torch.float32)
     # Their D-PACE is divided by the batch, their decayed loss by its weights.
     scale = case.scale if loss_type == "dflash" else 1.0 / len(case.input_ids)
-    objective = BlockObjective("ce" if loss_type == "dflash" else "dpace", chunk_slots=11)
+    kind = "ce" if loss_type == "dflash" else "dpace"
+    objective = OBJECTIVES[kind](ObjectiveConfig(chunk_slots=11))
     hidden = run(ours, case, limits=case.limits if path == "written out, limits" else None)
     loss, stats = objective(hidden, case.head, case.labels, case.weights, scale)
     loss.backward()
@@ -136,5 +138,5 @@ def test_a_shifted_label_would_show():
     their_loss = model(case.input_ids, case.features, torch.from_numpy(case.loss_mask).float())[0]
     shifted = dataclasses.replace(case, labels=case.labels.roll(1, dims=2))
     with torch.no_grad():
-        loss, _ = BlockObjective()(run(ours, case), case.head, shifted.labels, case.weights, case.scale)
+        loss, _ = OBJECTIVES["ce"]()(run(ours, case), case.head, shifted.labels, case.weights, case.scale)
     assert abs(float(loss) - float(their_loss.detach())) > 1e-2

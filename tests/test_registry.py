@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from bench.subjects.trainer import TrainerSubject, harness_config
 from dflash.commands import checks
 from dflash.commands.metrics_page import render
 from dflash.config import ObserveConfig
+from dflash.models.objectives import OBJECTIVES
+from dflash.models.objectives.base import BlockObjective, SlotLoss
 from dflash.observe.collectors.base import Collector
 from dflash.observe.metric import Metric
 from dflash.observe.observer import Observer, make_sinks
@@ -19,7 +22,7 @@ from dflash.observe.sinks.base import Sink
 from dflash.pipeline.build import check_names
 from dflash.registry import Registry
 from steptime.errors import UserError
-from tests.pipeline.run import small_config
+from tests.pipeline.run import small_config, small_trainer
 
 ROLES = RoleMap(("cpu",), ("cpu",))
 
@@ -133,3 +136,25 @@ def test_a_sink_with_a_key_of_its_own_is_not_named_in_the_list(tmp_path):
     with pytest.raises(UserError) as caught:
         check_names(small_config(tmp_path, 'observe.sinks=["wandb"]'))
     assert str(caught.value) == "observe.sinks: 'wandb' has a key of its own, observe.wandb"
+
+
+class Hinge(BlockObjective):
+    """What the right token's logit lacks to the largest."""
+
+    name = "hinge"
+    needs_teacher = True
+
+    def slot_loss(self, logits, best, labels, teacher):
+        assert teacher.shape == logits.shape
+        loss = best - logits.gather(1, labels)
+        return SlotLoss(loss, torch.zeros_like(logits).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0))
+
+
+def test_a_registered_objective_trains_and_gets_its_teacher(monkeypatch, tmp_path):
+    config = small_config(tmp_path, "objective.kind=hinge", "train.steps=1")
+    with pytest.raises(UserError, match=r"unknown objective 'hinge' \(known: ce, dpace, kd\)"):
+        check_names(config)
+    monkeypatch.setitem(OBJECTIVES.entries, "hinge", Hinge)
+    trainer = small_trainer(tmp_path, "objective.kind=hinge", "train.steps=1")
+    assert type(trainer.replicas[0].objective) is Hinge
+    assert trainer.run().finished

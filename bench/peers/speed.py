@@ -28,7 +28,7 @@ from tabulate import tabulate
 
 from dflash.data.anchors import BlockGeometry, context_limits, sample_anchors, slot_labels
 from dflash.models.drafter import Drafter, DrafterShape
-from dflash.models.objective import BlockObjective
+from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.optimizer import FlatAdamW, FlatParameters
 
 Step = Callable[[], torch.Tensor]
@@ -78,7 +78,7 @@ def make_step(shape: Any) -> tuple[Step, int]:
     )
     flat = FlatParameters(drafter, torch.device("cpu"), dtype)
     optimizer = FlatAdamW(flat, clip=1.0)
-    objective = BlockObjective()
+    objective = CrossEntropy()
     geometry = BlockGeometry(shape.anchors, shape.block)
     given = _inputs(shape)
     generator = torch.Generator().manual_seed(1)

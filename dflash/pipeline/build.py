@@ -15,6 +15,7 @@ from dflash.data.dataset import Dataset
 from dflash.data.tokenizer import load_tokenizer
 from dflash.device import Device, check_devices, torch_dtype
 from dflash.models.drafter import Drafter, DrafterShape
+from dflash.models.objectives import OBJECTIVES, make_objective
 from dflash.models.target import TargetInfo, inspect_target, load_target, resolve_mask_token
 from dflash.observe.registry import COLLECTORS, chosen_sinks
 from dflash.release.released import check_same, load_released, warm_start
@@ -65,11 +66,12 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
 
 
 def check_names(config: Config) -> None:
-    """Refuse the name of a collector or a sink that there is not.
+    """Refuse the name of an objective, a collector or a sink that there is not.
 
     Raises:
         UserError: with the nearest known name.
     """
+    OBJECTIVES[config.objective.kind]
     COLLECTORS.chosen(config.observe.collectors)
     chosen_sinks(config.observe)
 
@@ -108,7 +110,6 @@ def load_targets(config: Config) -> tuple[list[Device], list[Target]]:
 
 def build_replica(config: Config, shape: DrafterShape, target: Target, index: int) -> Replica:
     """Drafter number `index`: same seed, same weights as every other."""
-    from dflash.models.objective import BlockObjective
     from dflash.models.optimizer import FlatAdamW, FlatParameters
     from dflash.pipeline.drafter_worker import Replica
 
@@ -125,7 +126,7 @@ def build_replica(config: Config, shape: DrafterShape, target: Target, index: in
         index=index,
         device=device,
         drafter=drafter,
-        objective=BlockObjective.from_config(config.objective),
+        objective=make_objective(config.objective),
         flat=flat,
         optimizer=optimizer,
         embedding=target.embedding.to(device.torch, dtype),

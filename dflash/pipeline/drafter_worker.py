@@ -12,7 +12,7 @@ import torch
 
 from dflash.config import TrainConfig
 from dflash.device import Device
-from dflash.models.objective import gather_teacher
+from dflash.models.objectives.base import gather_teacher
 from dflash.observe.syncs import mark_step
 from dflash.pipeline.exchange import ExchangeClosed, GradientExchange, Share
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue
@@ -20,7 +20,7 @@ from dflash.pipeline.schedule import learning_rate
 
 if TYPE_CHECKING:
     from dflash.models.drafter import Drafter
-    from dflash.models.objective import BlockObjective
+    from dflash.models.objectives.base import BlockObjective
     from dflash.models.optimizer import FlatAdamW, FlatParameters
     from dflash.observe.recorder import WorkerRecorder
     from dflash.pipeline.scalars import LateRow, LateScalars

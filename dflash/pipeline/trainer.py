@@ -125,7 +125,6 @@ class Trainer:
         self.replicas = [build_replica(config, inputs.shape, targets[0], index) for index in range(drafters)]
         if resume is not None:
             self._restore(resume)
-        keep_last = config.objective.kind == "kd"
         share = -(-config.queue.capacity // len(targets))
         self.target_workers = [
             TargetWorker(
@@ -139,12 +138,12 @@ class Trainer:
                 batch_size=config.data.batch_size,
                 max_length=config.data.max_length,
                 dtype=self.replicas[0].flat.working.dtype,
-                keep_last=keep_last,
+                keep_last=self.replicas[0].objective.needs_teacher,
             )
             for index, (target, device) in enumerate(zip(targets, target_devices, strict=True))
         ]
         self.drafter_workers = [self._drafter_worker(replica) for replica in self.replicas]
-        warm_up(self.target_workers, self.replicas, inputs, keep_last=keep_last)
+        warm_up(self.target_workers, self.replicas, inputs)
         observer.attach(queue=self.queue, prefetcher=self.prefetcher)
         observer.watch(self._scopes)
         self.supervisor.on_stop(self._wake_all)

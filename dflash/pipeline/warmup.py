@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dflash.pipeline.target_worker import TargetWorker
 
 
-def warm_up(targets: Sequence[TargetWorker], replicas: Sequence[Replica], inputs: Inputs, *, keep_last: bool) -> None:
+def warm_up(targets: Sequence[TargetWorker], replicas: Sequence[Replica], inputs: Inputs) -> None:
     """Run each target and each drafter on one batch of every bucket; weights and optimizer stay as they were."""
     config = inputs.config.data
     collate = Collator(inputs.dataset, inputs.geometry, pin=False)

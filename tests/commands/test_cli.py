@@ -59,6 +59,7 @@ BAD_INPUT = {
     "no CUDA device": (['target.devices=["cuda:77"]'], lines(IDS), "device 'cuda:77': this machine has"),
     "queue": (["queue.hs_min_ready=9"], lines(IDS), "queue.hs_min_ready = 9 is over queue.capacity = 4"),
     "collector": (['observe.collectors=["profle"]'], lines(IDS), "unknown collector 'profle'; did you mean 'pro"),
+    "objective": (["objective.kind=kt"], lines(IDS), "unknown objective 'kt'; did you mean 'kd'?"),
     "sink": (['observe.sinks=["jsnl"]'], lines(IDS), "unknown sink 'jsnl'; did you mean 'jsonl'?"),
 }
 
@@ -78,7 +79,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, monkeypatch, caps
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("case", ["collector", "sink"])
+@pytest.mark.parametrize("case", ["collector", "sink", "objective"])
 def test_a_dry_run_refuses_the_same_names(case, capsys):
     settings, _, words = BAD_INPUT[case]
     assert run([*arguments(*settings), "--dry-run"]) == 2

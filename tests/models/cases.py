@@ -10,7 +10,8 @@ import torch
 
 from dflash.data.anchors import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
 from dflash.models.drafter import Drafter, DrafterShape
-from dflash.models.objective import BlockObjective
+from dflash.models.objectives.base import BlockObjective
+from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.stack import Limits
 
 SHAPE = DrafterShape(
@@ -129,7 +130,8 @@ def run(drafter: Drafter, case: Case, dtype: torch.dtype = torch.float32, limits
 
 
 def loss_of(hidden: torch.Tensor, case: Case, objective: BlockObjective | None = None) -> torch.Tensor:
-    loss, _ = (objective or BlockObjective())(hidden, case.head.to(hidden.dtype), case.labels, case.weights, case.scale)
+    objective = objective or CrossEntropy()
+    loss, _ = objective(hidden, case.head.to(hidden.dtype), case.labels, case.weights, case.scale)
     return loss
 
 

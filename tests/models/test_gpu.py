@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash.models.objective import BlockObjective
+from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.optimizer import FlatAdamW, FlatParameters
 from tests.models.cases import Case, gradients, loss_of, make_case, make_drafter, run
 
@@ -41,7 +41,7 @@ def test_gradients_equal_the_cpus(attention, compile):
 def test_a_step_waits_for_nothing(attention):
     drafter = make_drafter(attention=attention, **SIZES)
     flat = FlatParameters(drafter, torch.device("cuda"), torch.bfloat16)
-    optimizer, objective = FlatAdamW(flat), BlockObjective()
+    optimizer, objective = FlatAdamW(flat), CrossEntropy()
     case = make_case(drafter.shape)
     scale, limits, moved = case.scale, case.limits, on_gpu(case)
     features, embedding, head = (tensor.bfloat16() for tensor in (moved.features, moved.embedding, moved.head))

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from dflash.config import ObjectiveConfig
-from dflash.models.objective import BlockObjective, StatLayout, gather_teacher
+from dflash.models.objectives import OBJECTIVES, make_objective
+from dflash.models.objectives.base import StatLayout, gather_teacher
+from dflash.models.objectives.ce import CrossEntropy
 from tests.models.watch import watch
 
 BATCH, COUNT, SLOTS, HIDDEN, VOCAB = 2, 5, 4, 12, 37
@@ -66,7 +68,8 @@ def test_loss_and_gradient(kind, chunk, given):
     total, used = expected(kind, plain, head, labels, weights, teacher)
     (total * 0.3).backward()
     ours = hidden.clone().requires_grad_()
-    loss, stats = BlockObjective(kind, chunk_slots=chunk)(ours, head, labels, weights, 0.3, teacher)
+    objective = OBJECTIVES[kind](ObjectiveConfig(chunk_slots=chunk))
+    loss, stats = objective(ours, head, labels, weights, 0.3, teacher)
     (2.0 * loss).backward()
     assert float(loss.detach()) == pytest.approx(0.3 * float(total.detach()), rel=1e-5)
     torch.testing.assert_close(ours.grad, 2.0 * plain.grad, rtol=1e-4, atol=1e-6)
@@ -83,7 +86,7 @@ def test_statistics_count_acceptance_as_decoding_does(given):
     guess[0, 1, 0] = (guess[0, 1, 0] + 1) % VOCAB  # wrong at once
     guess[0, 2, 3] = (guess[0, 2, 3] + 1) % VOCAB  # accepted 3
     hidden = F.one_hot(guess, VOCAB).float() * 5.0
-    _, stats = BlockObjective(chunk_slots=8)(hidden, head, labels, weights, 1.0)
+    _, stats = CrossEntropy(ObjectiveConfig(chunk_slots=8))(hidden, head, labels, weights, 1.0)
     layout = StatLayout(SLOTS)
     assert stats.shape == (layout.width,)
     assert float(stats[2]) == 9, "the dropped block is none"
@@ -97,17 +100,17 @@ def test_an_unsupervised_slot_neither_ends_nor_lengthens_the_run(given):
     _, _, labels, weights = given
     hidden = F.one_hot(labels, VOCAB).float() * 5.0
     hidden[0, 1, 2] = 0.0  # weight 0 there, and the guess is wrong
-    _, stats = BlockObjective()(hidden, torch.eye(VOCAB), labels, weights, 1.0)
+    _, stats = CrossEntropy()(hidden, torch.eye(VOCAB), labels, weights, 1.0)
     only = weights.clone()
     only[0, 2:] = only[0, 0] = only[1] = 0.0
-    _, one = BlockObjective()(hidden, torch.eye(VOCAB), labels, only, 1.0)
+    _, one = CrossEntropy()(hidden, torch.eye(VOCAB), labels, only, 1.0)
     assert float(one[3]) == 3 + 1
     assert float(stats[2]) == 9
 
 
 def test_statistics_of_two_batches_add_up(given):
     hidden, head, labels, weights = given
-    objective = BlockObjective()
+    objective = CrossEntropy()
     whole = objective(hidden, head, labels, weights, 1.0)[1]
     parts = [objective(hidden[i : i + 1], head, labels[i : i + 1], weights[i : i + 1], 1.0)[1] for i in range(2)]
     torch.testing.assert_close(whole, parts[0] + parts[1])
@@ -118,10 +121,10 @@ def test_normalised_over_all_drafters_the_gradients_average(given):
     hidden, head, labels, weights = given
     scale = 1.0 / float(weights.sum())
     joint = hidden.clone().requires_grad_()
-    BlockObjective()(joint, head, labels, weights, scale)[0].backward()
+    CrossEntropy()(joint, head, labels, weights, scale)[0].backward()
     for row in range(BATCH):
         part = hidden[row : row + 1].clone().requires_grad_()
-        BlockObjective()(part, head, labels[row : row + 1], weights[row : row + 1], scale)[0].backward()
+        CrossEntropy()(part, head, labels[row : row + 1], weights[row : row + 1], scale)[0].backward()
         torch.testing.assert_close(part.grad[0], joint.grad[row])
     # A mean in each drafter would have weighted the rows equally; they differ.
     assert float(weights[0].sum()) != float(weights[1].sum())
@@ -131,7 +134,7 @@ def test_bfloat16_logits_are_summed_in_float32(given):
     hidden, head, labels, weights = given
     exact, _ = expected("ce", hidden, head, labels, weights)
     ours = hidden.bfloat16().requires_grad_()
-    loss, stats = BlockObjective(chunk_slots=8)(ours, head.bfloat16(), labels, weights, 1.0)
+    loss, stats = CrossEntropy(ObjectiveConfig(chunk_slots=8))(ours, head.bfloat16(), labels, weights, 1.0)
     loss.backward()
     assert loss.dtype == stats.dtype == torch.float32
     assert ours.grad.dtype == torch.bfloat16
@@ -140,14 +143,14 @@ def test_bfloat16_logits_are_summed_in_float32(given):
 
 def test_without_a_graph_no_gradient_is_made(given):
     hidden, head, labels, weights = given
-    loss, _ = BlockObjective()(hidden, head, labels, weights, 1.0)
+    loss, _ = CrossEntropy()(hidden, head, labels, weights, 1.0)
     assert not loss.requires_grad
 
 
 def test_kd_without_a_teacher_is_an_error(given):
     hidden, head, labels, weights = given
     with pytest.raises(ValueError, match="last hidden states"):
-        BlockObjective("kd")(hidden, head, labels, weights, 1.0)
+        OBJECTIVES["kd"]()(hidden, head, labels, weights, 1.0)
 
 
 def test_teacher_stands_at_the_slot_before():
@@ -168,7 +171,8 @@ def test_never_more_than_a_chunk_of_logits_at_full_size(kind):
     weights = torch.empty(1, count, slots, device="meta")
     teacher = torch.empty_like(states) if kind == "kd" else None
     with watch() as seen:
-        loss, _ = BlockObjective(kind, chunk_slots=chunk)(states, head, labels, weights, 1.0, teacher)
+        objective = OBJECTIVES[kind](ObjectiveConfig(chunk_slots=chunk))
+        loss, _ = objective(states, head, labels, weights, 1.0, teacher)
         loss.backward()
     logits = chunk * vocab
     beside = head.nbytes + 4 * states.nbytes + 3 * 64 * vocab * 4
@@ -179,7 +183,7 @@ def test_never_more_than_a_chunk_of_logits_at_full_size(kind):
 
 
 def test_config_chooses_the_objective():
-    objective = BlockObjective.from_config(ObjectiveConfig(kind="kd", chunk_slots=33, kd_weight=0.25))
-    assert objective.needs_teacher
-    assert (objective.chunk_slots, objective.kd_weight) == (33, 0.25)
-    assert not BlockObjective().needs_teacher
+    objective = make_objective(ObjectiveConfig(kind="kd", chunk_slots=33, kd_weight=0.25))
+    assert type(objective) is OBJECTIVES["kd"]
+    assert (objective.config.chunk_slots, objective.config.kd_weight) == (33, 0.25)
+    assert [one.name for one in OBJECTIVES if one.needs_teacher] == ["kd"]

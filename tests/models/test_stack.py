@@ -9,7 +9,7 @@ import torch
 
 import dflash.models.stack
 from dflash.models.drafter import Drafter
-from dflash.models.objective import BlockObjective
+from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.optimizer import FlatParameters
 from dflash.models.pieces_compiled import compiled
 from tests.models.cases import Case, gradients, loss_of, make_case, make_drafter, run
@@ -140,7 +140,7 @@ def test_reads_no_value_and_makes_no_buffer_twice():
     case = make_case()
     loss_of(run(drafter, case), case).backward()
     held = drafter.stack.workspace.bytes
-    objective, scale = BlockObjective(), case.scale
+    objective, scale = CrossEntropy(), case.scale
     with watch() as seen:
         objective(run(drafter, case), case.head, case.labels, case.weights, scale)[0].backward()
     assert not seen.reads

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -17,8 +17,6 @@ from dflash.models.workspace import Workspace
 
 STAT_NAMES = ("loss_sum", "weight_sum", "blocks", "accepted_sum")
 """Head of the statistics vector; per-slot correct (B-1) and per-slot supervised (B-1) counts follow."""
-
-_SLICE = 64  # rows of logits whose exponentials may exist beside the chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +42,59 @@ class StatLayout:
         return slice(len(STAT_NAMES) + self.slots, self.width)
 
 
+class SlotLoss(NamedTuple):
+    """The loss of a chunk's slots, and how it changes with their logits.
+
+    Attributes:
+        loss: float32 `[rows, 1]`, unweighted.
+        slope: float32 `[rows, V]`; `slope / total`, less `share` at the label, is the gradient in the logits.
+        total: `[rows, 1]`; None stands for 1.
+    """
+
+    loss: torch.Tensor
+    slope: torch.Tensor
+    total: torch.Tensor | None = None
+    share: float = 1.0
+
+
 class BlockObjective:
-    """Cross entropy with decayed slot weights, D-PACE, or distillation, over blocks of slots.
+    """A loss over blocks of slots. `name` and `slot_loss` make one, in a file of its own.
 
     One owner thread and one device: the chunk's buffers are kept between steps.
 
     Args:
-        kind: `ce`, `dpace` or `kd`.
-        chunk_slots: slots whose logits exist at one time; rounded down to whole blocks, at least one block.
-        alpha: D-PACE's share of certainty. kd_weight: share of the distillation term, the rest is cross entropy.
+        config: its settings; the defaults when left out. `chunk_slots` is rounded down to whole blocks (or one).
+
+    Attributes:
+        needs_teacher: the target's last hidden states must travel with the batch.
     """
 
-    def __init__(self, kind: str = "ce", chunk_slots: int = 2048, alpha: float = 0.5, kd_weight: float = 0.5) -> None:
-        self.kind, self.chunk_slots, self.alpha, self.kd_weight = kind, chunk_slots, alpha, kd_weight
+    name: ClassVar[str]
+    needs_teacher: ClassVar[bool] = False
+
+    def __init__(self, config: ObjectiveConfig | None = None) -> None:
+        self.config = config or ObjectiveConfig()
         self._workspace: Workspace | None = None
 
-    @staticmethod
-    def from_config(config: ObjectiveConfig) -> BlockObjective:
-        return BlockObjective(config.kind, config.chunk_slots, config.dpace_alpha, config.kd_weight)
+    def slot_loss(
+        self,
+        logits: torch.Tensor,
+        best: torch.Tensor,
+        labels: torch.Tensor,
+        teacher: torch.Tensor | None,
+    ) -> SlotLoss:
+        """The loss of some rows.
 
-    @property
-    def needs_teacher(self) -> bool:
-        """Whether the target's last hidden states must travel with the batch."""
-        return self.kind == "kd"
+        Args:
+            logits: float32 `[rows, V]`, may be overwritten.
+            best, labels: `[rows, 1]`: the largest logit, and the token that is right.
+            teacher: the target's logits, likewise; None unless `needs_teacher`.
+        """
+        raise NotImplementedError
+
+    def slot_weights(self, loss: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Weights of a chunk's slots `[blocks, B-1]` given their losses; no gradient passes through them."""
+        return weights
 
     def __call__(
         self,
@@ -84,12 +112,17 @@ class BlockObjective:
             head: `[V, H]`, frozen.
             labels, weights: `[batch, anchors, B-1]` as in `Batch`; weight 0 means not supervised.
             scale: host float; 1 / the sum of weights over *all* drafters' batches of the step gives their mean.
-            teacher: `[batch, anchors, B-1, H]`, for `kd`: the target's normed last hidden state at `anchor + k - 1`.
+            teacher: `[batch, anchors, B-1, H]`: the target's normed last hidden state at `anchor + k - 1`.
 
         Returns:
             The scaled loss, a float32 scalar whose gradient reaches `hidden`, and the float32 statistics vector
             (`StatLayout`), both on the device and never read here.
+
+        Raises:
+            ValueError: it needs a teacher, and there is none.
         """
+        if self.needs_teacher and teacher is None:
+            raise ValueError(f"{self.name} needs the target's last hidden states")
         loss, stats = _ChunkedLoss.apply(hidden, head, labels, weights, scale, teacher, self)
         return loss, stats
 
@@ -109,21 +142,6 @@ class BlockObjective:
     def _rounded(self, slope: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return self._buffer("low", slope.shape, slope, dtype).copy_(slope)
 
-    def slot_weights(self, loss: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Weights of a chunk's slots `[blocks, B-1]` given their cross entropies; no gradient passes through them.
-
-        D-PACE (arXiv 2605.18810): with q = exp(-CE) and qs = (1-alpha) q + alpha, C_j the product of qs up to j, the weight of j
-        is the sum of C_m over m >= j; an unsupervised slot is factor 1 in the product and 0 in the sum.
-        """
-        if self.kind != "dpace":
-            return weights
-        supervised = weights > 0
-        certainty = (1.0 - self.alpha) * torch.exp(-loss) + self.alpha
-        reach = torch.where(supervised, certainty, 1.0).cumprod(dim=1)
-        reach = torch.where(supervised, reach, 0.0)
-        tail = reach.flip(1).cumsum(dim=1).flip(1)
-        return torch.where(supervised, tail, 0.0)
-
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
@@ -142,7 +160,7 @@ class _ChunkedLoss(torch.autograd.Function):
         teacher = None if teacher is None else teacher.reshape(-1, size)
         labels, weights = labels.reshape(-1, slots), weights.reshape(-1, slots)
         blocks = labels.shape[0]
-        step = min(max(1, objective.chunk_slots // slots), blocks)
+        step = min(max(1, objective.config.chunk_slots // slots), blocks)
         grad = torch.empty_like(states) if hidden.requires_grad else None
         stats = torch.zeros(StatLayout(slots).width, dtype=torch.float32, device=hidden.device)
         for first in range(0, blocks, step):
@@ -184,46 +202,18 @@ def _chunk(
     flat = labels.reshape(-1, 1)
     logits = objective._logits("draft", states, head)
     best, guess = logits.max(dim=-1, keepdim=True)
-    if objective.kind == "kd":
-        if teacher is None:
-            raise ValueError("kd needs the target's last hidden states")
-        loss, slope, share = _distilled(logits, objective._logits("teacher", teacher, head), flat, objective.kd_weight)
-    else:
-        at_label = logits.gather(1, flat)
-        slope = logits.sub_(best).exp_()
-        total = slope.sum(dim=-1, keepdim=True)
-        loss = total.log().add_(best).sub_(at_label)
-        share = 1.0
+    taught = None
+    if objective.needs_teacher and teacher is not None:
+        taught = objective._logits("teacher", teacher, head)
+    loss, slope, total, share = objective.slot_loss(logits, best, flat, taught)
     loss = loss.view_as(labels)
     weights = objective.slot_weights(loss, weights)
     if grad is not None:
         factor = (weights * scale).view(-1, 1)
-        slope.mul_(factor if objective.kind == "kd" else factor / total)
+        slope.mul_(factor if total is None else factor / total)
         slope.scatter_add_(1, flat, factor * -share)
         torch.mm(slope if slope.dtype == head.dtype else objective._rounded(slope, head.dtype), head, out=grad)
     return _statistics(loss, weights, guess.view_as(labels) == labels)
-
-
-def _distilled(
-    logits: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor, mix: float
-) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Of float32 logits `[rows, V]`, overwritten: the mixed loss `[rows, 1]`, its slope but for the label, the label's share.
-
-    The slope of the mix in the draft's logits is p - mix * teacher's p - (1 - mix) at the label.
-    """
-    log_p, log_t = _log_softmax_(logits), _log_softmax_(teacher)
-    cross_entropy = -log_p.gather(1, labels)
-    pairs = zip(log_t.split(_SLICE), log_p.split(_SLICE), strict=True)
-    divergence = torch.cat([(t.exp() * (t - p)).sum(dim=-1, keepdim=True) for t, p in pairs])
-    loss = (1.0 - mix) * cross_entropy + mix * divergence
-    return loss, log_p.exp_().sub_(log_t.exp_(), alpha=mix), 1.0 - mix
-
-
-def _log_softmax_(logits: torch.Tensor) -> torch.Tensor:
-    """In place, some rows at a time, so that no second tensor of this size exists."""
-    logits.sub_(logits.amax(dim=-1, keepdim=True))
-    total = torch.cat([part.exp().sum(dim=-1, keepdim=True) for part in logits.split(_SLICE)])
-    return logits.sub_(total.log_())
 
 
 def _statistics(loss: torch.Tensor, weights: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:

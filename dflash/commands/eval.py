@@ -136,8 +136,7 @@ def stop_ids(target: Target, tokenizer: Any) -> list[int]:
 
 
 def _tokenizer_and_file(config: Config, prompts: Path | None) -> tuple[Any, Path]:
-    from dflash.data.conversations import data_files, read_rows, stdlib_file
-    from dflash.data.tokenizer import load_tokenizer
+    from dflash.data.conversations import data_files, load_tokenizer, read_rows, stdlib_file
 
     if prompts is None:
         if config.data.path != "stdlib":

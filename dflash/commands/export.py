@@ -63,7 +63,7 @@ def settings_of(trained: Trained) -> Path:
 
 def taken_ids(config: Config) -> frozenset[int]:
     """The tokenizer's pad and end of text, where a tokenizer is at hand."""
-    from dflash.data.tokenizer import load_tokenizer
+    from dflash.data.conversations import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(config)

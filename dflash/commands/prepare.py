@@ -122,9 +122,8 @@ def _regenerate(
     endpoint_model: str,
     options: dict[str, Any],
 ) -> int:
-    from dflash.data.conversations import stdlib_file
+    from dflash.data.conversations import load_tokenizer, stdlib_file
     from dflash.data.regenerate import ParallelGenerator, read_tasks, regenerate
-    from dflash.data.tokenizer import load_tokenizer
 
     data = config.data
     if source is None:
@@ -157,8 +156,8 @@ def _regenerate(
 
 
 def _target_generator(config: Config, batch: int, options: dict[str, Any]) -> Generator:
+    from dflash.data.conversations import load_tokenizer
     from dflash.data.generators import TargetGenerator
-    from dflash.data.tokenizer import load_tokenizer
     from dflash.device import Device, check_devices
     from dflash.models.target import inspect_target, load_target
 

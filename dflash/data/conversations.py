@@ -19,7 +19,7 @@ from dflash.data.encode import Encoder
 from dflash.data.files import Progress
 from dflash.data.messages import conversation_of, inline_reasoning
 from dflash.data.template import BadSample, ChatRenderer, Rendered
-from dflash.data.tokenizer import load_tokenizer
+from dflash.data.tokenizer import read_tokenizer
 from steptime.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,6 +32,19 @@ CACHED_FROM_S = 1.0
 """Data sets that take longer to tokenise are kept under `data.cache`."""
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def load_tokenizer(config: Config) -> Any:
+    """The tokenizer of a run: `data.tokenizer`, else the target's own; the built-in target has the corpus's.
+
+    Raises:
+        UserError: none could be loaded or built.
+    """
+    if config.data.tokenizer:
+        return read_tokenizer(config.data.tokenizer)
+    if config.target.model == "tiny-hybrid":
+        return read_tokenizer(ensure_stdlib(config.data.cache, config.target.tiny.vocab_size) / "tokenizer")
+    return read_tokenizer(config.target.model, "target.model")
 
 
 def open_data(config: Config, split: str = "train", limit: int | None = None, vocab_size: int | None = None) -> Dataset:

@@ -11,8 +11,6 @@ from steptime.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from dflash.config import Config
-
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>")
 """End of text (also pad), start and end of a turn (the end is eos), and the drafter's mask slot."""
 
@@ -103,21 +101,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )
-
-
-def load_tokenizer(config: Config) -> Any:
-    """The tokenizer of a run: `data.tokenizer`, else the target's own; the built-in target has the corpus's.
-
-    Raises:
-        UserError: none could be loaded or built.
-    """
-    from dflash.data.corpus import ensure_stdlib
-
-    if config.data.tokenizer:
-        return read_tokenizer(config.data.tokenizer)
-    if config.target.model == "tiny-hybrid":
-        return read_tokenizer(ensure_stdlib(config.data.cache, config.target.tiny.vocab_size) / "tokenizer")
-    return read_tokenizer(config.target.model, "target.model")
 
 
 def read_tokenizer(source: str | Path, key: str = "data.tokenizer") -> Any:

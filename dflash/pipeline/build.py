@@ -10,9 +10,8 @@ import torch
 
 from dflash.config import Config
 from dflash.data.anchors import BlockGeometry
-from dflash.data.conversations import data_files, load_samples, read_rows, unknown_format
+from dflash.data.conversations import data_files, load_samples, load_tokenizer, read_rows, unknown_format
 from dflash.data.dataset import Dataset
-from dflash.data.tokenizer import load_tokenizer
 from dflash.device import Device, check_devices, torch_dtype
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.objectives import OBJECTIVES, make_objective

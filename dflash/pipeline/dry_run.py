@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dflash.config import Config
-from dflash.data.tokenizer import load_tokenizer
+from dflash.data.conversations import load_tokenizer
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
 from dflash.pipeline.build import check_names, prepare_inputs

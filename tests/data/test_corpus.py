@@ -11,9 +11,9 @@ import pytest
 
 from dflash.config import Config, load_config
 from dflash.data import corpus
-from dflash.data.conversations import open_data
+from dflash.data.conversations import load_tokenizer, open_data
 from dflash.data.corpus import Function, ensure_stdlib, functions_of, read_library
-from dflash.data.tokenizer import load_tokenizer, read_tokenizer, train_tokenizer
+from dflash.data.tokenizer import read_tokenizer, train_tokenizer
 from steptime.errors import UserError
 
 SOURCE = '''

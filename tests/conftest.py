@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.clock import Clock
+
 _skipped = 0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that only the test moves, in the place of all clocks of the code under test."""
+    made = Clock()
+    made.install(monkeypatch)
+    return made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

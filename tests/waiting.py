@@ -1,14 +1,17 @@
-"""For tests of threads: wait for what must come, and no longer."""
+"""For tests of threads and processes: wait for what must come, and no longer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+HANG_S = 120.0
+"""A wait as long as this is a hang on any machine. No test may pass or fail by a shorter one."""
 
-def wait_until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+
+def wait_until(true: Callable[[], object], timeout_s: float = HANG_S) -> None:
     """Look every millisecond until `true()`; AssertionError after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not true():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "did not come to pass"
         time.sleep(0.001)

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from dflash.cli import run
 from tests.pipeline.run import SMALL, write_ids
+from tests.waiting import HANG_S, wait_until
 
 GOOD_CHAT = {"messages": [{"role": "user", "content": "Say hi."}, {"role": "assistant", "content": "Hi."}]}
 
@@ -133,17 +133,19 @@ def test_the_published_plan_of_the_reference_machine(capsys):
     assert "mask token 248070" in out
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(4 * HANG_S)
 def test_sigterm_finishes_the_step_writes_a_checkpoint_and_the_run_resumes(tmp_path):
     ids = write_ids(tmp_path / "ids.jsonl")
     command = [sys.executable, "-m", "dflash", *arguments("train.steps=100000", data=ids), "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (metrics.exists() and "train/loss" in metrics.read_text()):
-        time.sleep(0.1)
+
+    def it_trains() -> bool:
+        return process.poll() is not None or (metrics.exists() and "train/loss" in metrics.read_text())
+
+    wait_until(it_trains)
     process.send_signal(signal.SIGTERM)
-    out, error = process.communicate(timeout=20)
+    out, error = process.communicate(timeout=HANG_S)
     assert process.returncode == 128 + signal.SIGTERM, error
     assert "stopping after this step" in error
     assert "stopped after" in out

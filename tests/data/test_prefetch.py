@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from dflash.data.collate import Collator
 from dflash.data.dataset import Dataset
 from dflash.data.plan import EpochPlan
 from dflash.data.prefetch import BatchPrefetcher
-from tests.waiting import wait_until
+from tests.waiting import HANG_S, wait_until
 
 LENGTHS = [5, 9, 16, 30, 12, 7]
 
@@ -35,7 +34,7 @@ def test_plan_order_start_and_stop(parts):
     prefetcher.start()
     assert [batch.spec.index for batch in drain(prefetcher)] == list(range(4, 11))
     assert prefetcher.get() is None
-    assert prefetcher.join(2)
+    assert prefetcher.join(HANG_S)
 
 
 def test_never_more_than_depth(parts):
@@ -44,13 +43,12 @@ def test_never_more_than_depth(parts):
 
     def build(spec):
         built.append(spec.index)
-        assert spec.index < 4 or hold.wait(5)
+        assert spec.index < 4 or hold.wait(HANG_S)
         return collate(spec)
 
     prefetcher = BatchPrefetcher(plan, build, 3)
     prefetcher.start()
     wait_until(prefetcher.stands_full)
-    time.sleep(0.05)
     assert prefetcher.depth_now() == prefetcher.capacity == 3
     assert len(built) == 4  # one more is in the thread's hands
     assert prefetcher.stands_full()
@@ -61,7 +59,7 @@ def test_never_more_than_depth(parts):
     hold.set()
     wait_until(prefetcher.stands_full)
     prefetcher.close()
-    assert prefetcher.join(2)
+    assert prefetcher.join(HANG_S)
 
 
 def test_several_consumers_get_each_batch_once(parts):
@@ -76,7 +74,7 @@ def test_several_consumers_get_each_batch_once(parts):
         thread.start()
     prefetcher.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(HANG_S)
     assert sorted(index for own in taken for index in own) == list(range(60))
     assert all(own == sorted(own) for own in taken)
 
@@ -117,11 +115,11 @@ def test_fault_is_reported_once_and_nobody_hangs(parts):
         thread.start()
     prefetcher.start()
     for thread in waiting:
-        thread.join(5)
+        thread.join(HANG_S)
     assert not any(thread.is_alive() for thread in waiting)
     assert [str(error) for error in told] == ["planted"]
     assert told[0].__traceback__ is not None
-    assert prefetcher.join(2)
+    assert prefetcher.join(HANG_S)
 
 
 def test_close_wakes_everyone_and_may_come_at_any_time(parts):
@@ -129,7 +127,12 @@ def test_close_wakes_everyone_and_may_come_at_any_time(parts):
         plan, collate = parts
         gate = threading.Event()
         held = when == "empty"
-        prefetcher = BatchPrefetcher(plan, lambda spec, g=gate, c=collate, held=held: (not held or g.wait(5)) and c(spec), 1)
+
+        def build(spec, gate=gate, collate=collate, held=held):
+            assert not held or gate.wait(HANG_S)
+            return collate(spec)
+
+        prefetcher = BatchPrefetcher(plan, build, 1)
         result = []
         reader = threading.Thread(target=lambda p=prefetcher, r=result: r.append(p.get()))
         if when == "before start":
@@ -139,19 +142,18 @@ def test_close_wakes_everyone_and_may_come_at_any_time(parts):
         elif when == "empty":
             prefetcher.start()
             reader.start()
-            time.sleep(0.02)
+            wait_until(lambda p=prefetcher: p._filled._waiters)
             prefetcher.close()
-            reader.join(2)
+            reader.join(HANG_S)
             gate.set()
         else:
             prefetcher.start()
-            while not prefetcher.depth_now():
-                time.sleep(0.001)
+            wait_until(prefetcher.depth_now)
             prefetcher.close()
             reader.start()
-        reader.join(2)
+        reader.join(HANG_S)
         assert result == [None], when
-        assert prefetcher.join(2)
+        assert prefetcher.join(HANG_S)
         prefetcher.close()
 
 
@@ -168,7 +170,7 @@ def test_recorder_gets_its_share(parts):
     prefetcher = BatchPrefetcher(*parts, depth=2, stop_index=5, recorder=recorder)
     prefetcher.start()
     batches = drain(prefetcher)
-    prefetcher.join(2)
+    prefetcher.join(HANG_S)
     assert (recorder.batches, recorder.samples, recorder.step) == (5, 10, 4)
     assert recorder.tokens == sum(batch.tokens for batch in batches)
     assert recorder.busy_ns > 0

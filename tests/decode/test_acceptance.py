@@ -103,8 +103,11 @@ def test_all_stages_on_a_users_own_files(files, capsys):
     assert written["target"]["last_loss"] < written["target"]["first_loss"]
     assert set(written["seconds"]) == {"corpus", "target", "answers", "drafter", "evaluation"}
     assert "before" in capsys.readouterr().err
+    made = {path: path.stat().st_ino for path in (files / "out").rglob("*.safetensors")}
+    assert len(made) >= 2, "a target and a drafter"
     # The same command again finds every stage done; a goal out of reach is exit code 1.
     assert main([str(argument) for argument in [*arguments, "--goal", "9"]]) == 1
     again = json.loads((files / "out" / "acceptance.json").read_text())
     assert again["after"]["tau"] == written["after"]["tau"]
-    assert again["seconds"]["target"] < 1.0
+    assert made == {path: path.stat().st_ino for path in (files / "out").rglob("*.safetensors")}
+    assert not again.get("target"), "nothing was trained, so no losses are told"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from dflash.observe.histogram import RING, SpanReader, Window, bucket_edges_ns, bucket_of, quantiles_ns
 from dflash.observe.recorder import StageTimer
+from tests.waiting import HANG_S, wait_until
 
 durations = st.integers(min_value=0, max_value=2**63 - 1)
 
@@ -131,13 +131,16 @@ def test_a_reader_beside_a_busy_writer_loses_nothing() -> None:
     writer = threading.Thread(target=write)
     writer.start()
     total = Window()
-    end = time.monotonic() + 30
-    while sum(total.counts.values()) < spans and time.monotonic() < end:
+
+    def all_read() -> bool:
         window = reader.read()
         if window is not None:
             total.add(window)
             seen.release(sum(window.counts.values()))
-    writer.join(5)
+        return sum(total.counts.values()) >= spans
+
+    wait_until(all_read)
+    writer.join(HANG_S)
     assert sum(total.counts.values()) == spans
     assert total.sum_ns == sum(values)
     assert total.counts[bucket_of(top)] == spans // 1000

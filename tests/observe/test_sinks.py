@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from dflash.observe.screen import Screen, bar, clock
 from dflash.observe.sinks.base import Row
 from dflash.observe.sinks.jsonl import JsonlSink, to_line
 from dflash.observe.sinks.terminal import TerminalSink
+from tests.waiting import HANG_S, wait_until
 
 # -- JSONL ------------------------------------------------------------------------------------------------------------
 
@@ -60,9 +60,7 @@ def test_a_full_disk_loses_rows_says_so_once_and_goes_on(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING):
         for step in range(3):
             thread.outbox.put(Row("metrics", 0.0, step, {}))
-            end = time.monotonic() + 5
-            while len(thread.outbox) and time.monotonic() < end:
-                time.sleep(0.005)
+            wait_until(lambda step=step: thread.dropped == step + 1)
         # There is room again: the file is a real one now.
         sink.path.unlink()
         real = os.open(sink.path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -70,7 +68,7 @@ def test_a_full_disk_loses_rows_says_so_once_and_goes_on(tmp_path: Path, caplog:
         os.dup2(real, sink._file.fileno())
         os.close(real)
         thread.outbox.put(Row("metrics", 0.0, 9, {}))
-        assert thread.close(5)
+        assert thread.close(HANG_S)
     assert thread.dropped == 3
     written = sink.path.read_text(encoding="utf-8").split("\n")
     assert [json.loads(line)["step"] for line in written if line] == [9]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
 
 from dflash.device import Device
 from dflash.pipeline.exchange import ExchangeClosed, GradientExchange, Share
+from tests.waiting import HANG_S, wait_until
 
 
 def run_drafters(count: int, size: int, steps: int):
@@ -23,8 +23,8 @@ def run_drafters(count: int, size: int, steps: int):
         exchange.join(drafter, flat, Device("cpu"))
         for step in range(steps):
             flat.copy_(given[step, drafter])
-            if (drafter + step) % count == 0:
-                time.sleep(0.002)  # whoever comes last changes nothing
+            if (drafter + step) % count == 0:  # whoever comes last changes nothing
+                wait_until(lambda: exchange._barrier.n_waiting == count - 1)
             total = exchange.sum(drafter, Share(1.0 + drafter, 10 * drafter, stop=drafter == 1 and step == 1))
             results[drafter].append((flat.clone(), total))
 
@@ -32,7 +32,7 @@ def run_drafters(count: int, size: int, steps: int):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(HANG_S)
         assert not thread.is_alive()
     return given, results
 
@@ -65,8 +65,8 @@ def test_close_frees_a_drafter_that_waits_for_the_others():
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    time.sleep(0.02)
+    wait_until(lambda: exchange._barrier.n_waiting == 1)
     exchange.close()
-    thread.join(2)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     assert caught

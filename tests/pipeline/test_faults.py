@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from dflash.pipeline.supervisor import WorkerFailed
 from tests.pipeline.run import losses, small_trainer
+from tests.waiting import HANG_S, wait_until
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.fault]
+pytestmark = [pytest.mark.timeout(2 * HANG_S), pytest.mark.fault]
 
 
 class Planted(Exception):
@@ -58,16 +58,15 @@ def test_a_worker_that_raises_ends_the_run_with_its_traceback(tmp_path, where, w
     before = set(threading.enumerate())
     trainer = small_trainer(tmp_path, "train.steps=100000", *layout)
     role = where(trainer)
-    started = time.monotonic()
     with pytest.raises(WorkerFailed) as caught:
         trainer.run()
     trainer.observer.close()
-    assert time.monotonic() - started < 5.0
+    # A few batches were good, and the queues held some; a run that went on would be at step 100,000.
+    assert max(worker.step_index for worker in trainer.drafter_workers) <= 10
     assert caught.value.failure.role == role
     assert "in plant\n" in caught.value.failure.text()
     assert "planted here" in caught.value.failure.text()
-    time.sleep(0.05)
-    assert set(threading.enumerate()) - before == set()
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_monitor_that_raises_does_not_stop_training(tmp_path):
@@ -88,6 +87,13 @@ def test_a_worker_that_ignores_the_stop_is_named_with_its_stack(tmp_path, capsys
     trainer = small_trainer(tmp_path, "train.steps=3")
     release = threading.Event()
     trainer.supervisor.spawn("stubborn", release.wait)
+    join = trainer.supervisor.join
+
+    def join_when_the_others_have_ended(timeout_s: float) -> list[str]:
+        wait_until(lambda: not any(trainer.supervisor.running(role) for role in ("target", "drafter")))
+        return join(timeout_s)
+
+    monkeypatch.setattr(trainer.supervisor, "join", join_when_the_others_have_ended)
     try:
         with pytest.raises(WorkerFailed, match="did not stop: stubborn"):
             trainer.run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 
 from dflash.device import Device
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
+from tests.clock import Clock
 from tests.pipeline.parts import make_batch
-from tests.waiting import wait_until
+from tests.waiting import HANG_S, wait_until
 
 EVENT = Device("cpu").event()
 
@@ -33,6 +33,11 @@ def in_thread(body) -> threading.Thread:
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
     return thread
+
+
+def wait_for_a_waiter(condition: threading.Condition) -> None:
+    """Somebody waits on it, and has not been woken."""
+    wait_until(lambda: condition._waiters)  # type: ignore[attr-defined]
 
 
 @given(st.permutations(range(12)), st.integers(1, 3))
@@ -57,7 +62,7 @@ def test_ordered_mode_keeps_room_for_the_batches_that_are_wanted_next():
     assert queue.put(item(0))  # would wait for ever behind batches that nobody may draw before it
     assert queue.depth() == 2
     assert queue.get(0).batch.spec.index == 0
-    early.join(2)
+    early.join(HANG_S)
     assert queue.depth() == 2
 
 
@@ -94,35 +99,37 @@ def test_ordered_mode_is_never_over_full_and_never_stuck(drafters, capacity, rea
         assert queue.depth() <= capacity
 
 
-def test_put_waits_while_full_and_the_wait_is_counted():
+def test_put_waits_while_full_and_the_wait_is_counted(clock: Clock):
     queue = make_queue(capacity=1, ordered=False)
     queue.count = True
     queue.put(item(0))
     thread = in_thread(lambda: queue.put(item(1)))
-    time.sleep(0.05)
+    wait_until(lambda: queue.producers_waiting == 1)
     assert queue.depth() == 1
-    assert queue.counters.producer_since_ns[0] > 0  # the wait in progress is visible
+    assert queue.counters.producer_since_ns[0] == clock.now_ns  # the wait in progress is visible
+    clock.advance(0.05)
     queue.get(0)
-    thread.join(2)
+    thread.join(HANG_S)
     assert queue.depth() == 1
-    assert queue.counters.producer_wait_ns >= 40e6
+    assert queue.counters.producer_wait_ns == 50_000_000
     assert queue.counters.producer_since_ns[0] == 0
 
 
-def test_a_drafter_waits_for_min_ready_from_first_want_to_item_in_hand():
+def test_a_drafter_waits_for_min_ready_from_first_want_to_item_in_hand(clock: Clock):
     queue = make_queue(capacity=4, hs_min_ready=3)
     queue.count = True
     got = []
     thread = in_thread(lambda: got.append(queue.get(0)))
     for index in range(3):
-        time.sleep(0.02)
+        wait_for_a_waiter(queue._changed_for_consumers)
+        clock.advance(0.02)
         assert not got
         assert queue.ready_deficit() == 3 - index
         queue.put(item(index))
-    thread.join(2)
+    thread.join(HANG_S)
     assert got[0].batch.spec.index == 0
     # Two puts woke it in vain; a timer restarted at each would show the last 20 ms only.
-    assert queue.counters.consumer_wait_ns >= 55e6
+    assert queue.counters.consumer_wait_ns == 60_000_000
 
 
 def test_min_ready_is_waived_when_no_more_will_come():
@@ -148,32 +155,36 @@ def test_close_ends_every_wait(side):
     queue.put(item(0))
     results = []
     waits = {"put": lambda: queue.put(item(2)), "get": lambda: queue.get(0) and queue.get(0), "take": pool.take}
+    conditions = {"put": queue._changed_for_producers, "get": queue._changed_for_consumers}
     thread = in_thread(lambda: results.append(waits[side]()))
-    time.sleep(0.02)
+    wait_for_a_waiter(conditions.get(side, pool._condition))
     queue.close()
     pool.close()
-    thread.join(2)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     assert not results[0]
 
 
-def test_signals_for_the_monitor():
+def test_signals_for_the_monitor(clock: Clock):
     queue = make_queue(hs_min_ready=3)
     assert queue.oldest_ns() is None
     queue.put(item(0, 8))
+    first_ns = clock.now_ns
+    clock.advance(1.0)
     queue.put(item(1, 16))
     assert queue.depth() == 2
     assert queue.bucket_depths() == {8: 1, 16: 1}
-    assert 0 < queue.oldest_ns() <= time.perf_counter_ns()
+    assert queue.oldest_ns() == first_ns
     assert queue.ready_deficit() == 1
 
 
-def test_switch_off_takes_no_waits():
+def test_switch_off_takes_no_waits(clock: Clock):
     queue = make_queue()
     thread = in_thread(lambda: queue.get(0))
-    time.sleep(0.02)
+    wait_for_a_waiter(queue._changed_for_consumers)
+    clock.advance(0.02)
     queue.put(item(0))
-    thread.join(2)
+    thread.join(HANG_S)
     assert queue.counters.consumer_wait_ns == 0
 
 
@@ -188,7 +199,7 @@ def test_a_queue_stands_full_only_while_every_producer_waits_with_a_batch_in_han
     assert not queue.stands_full(2), "a draw ends it before any producer has run"
     queue.get(0)
     for thread in threads:
-        thread.join(2)
+        thread.join(HANG_S)
     assert queue.producers_waiting == 0
     queue.close()
 
@@ -199,5 +210,5 @@ def test_a_closed_queue_leaves_no_producer_counted_as_waiting():
     thread = in_thread(lambda: queue.put(item(1)))
     wait_until(lambda: queue.producers_waiting == 1)
     queue.close()
-    thread.join(2)
+    thread.join(HANG_S)
     assert queue.producers_waiting == 0

@@ -17,6 +17,7 @@ from steptime.host_memory import PAGEABLE, PINNED, host_kind, mark_host, staged,
 from steptime.syncs import calls
 from steptime.syncs.counting import CountingScopes
 from steptime.syncs.scopes import ALLOCATION, BYTES_TO_DEVICE, BYTES_TO_HOST, COPY_TO_HOST, OPERATION, WORK
+from tests.waiting import HANG_S
 
 
 def kinds(scopes: CountingScopes, *, work: bool = False) -> dict[str, int]:
@@ -227,11 +228,11 @@ def test_allowed_in_one_thread_excuses_no_other(scopes: CountingScopes) -> None:
     def other() -> None:
         with scopes.enter("drafter/1", Device("cpu")), allowed_sync("mine"):
             inside.set()
-            done.wait(5)
+            done.wait(HANG_S)
 
     thread = threading.Thread(target=other)
     thread.start()
-    inside.wait(5)
+    inside.wait(HANG_S)
     with scopes.enter("drafter/0", Device("cpu")):
         torch.ones((), device="cpu:0").item()
     done.set()

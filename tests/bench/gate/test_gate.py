@@ -25,11 +25,25 @@ from bench.records.receipt import Receipt
 from bench.records.types import Commit, ExactCounts, ExitCode, Verdict
 from dflash.config import Config, load_config
 from steptime.errors import UserError
-from tests.waiting import wait_until
+from tests.waiting import HANG_S, wait_until
 
 QUIET = Reporter(quiet=True)
 SHORT = Options(base="HEAD", config=Config(), minutes=0.02, subject="spin", launches=2, min_segment_s=0.05)
 OURS = (Tree(BASE, Commit("a"), ROOT, sys.executable), Tree(HEAD, Commit("b"), ROOT, sys.executable))
+
+SIMULATED = """
+import runpy, sys
+from bench import subjects
+from bench.subjects.spin import Noise, SpinSubject
+
+def simulated(name, config, *, inject_percent=0.0):
+    costs = {"idle": 0.0, "injected": inject_percent / 100.0}
+    return SpinSubject(costs, noise=Noise(step=0.001, slow=0.001)), None
+
+subjects.make_subject = simulated
+runpy.run_module("bench.gate_worker", run_name="__main__", alter_sys=True)
+"""
+"""A worker of this tree whose steps take their time on a simulated clock: no load changes them."""
 
 fault = pytest.mark.fault
 
@@ -43,7 +57,8 @@ def tree_with_worker(folder: Path, body: str, name: str = HEAD) -> Tree:
     """A tree whose worker is `body`."""
     (folder / "bench").mkdir(parents=True)
     (folder / "bench/__init__.py").touch()
-    (folder / "bench/gate_worker.py").write_text("import json, sys, time\nsys.stdin.readline()\n" + textwrap.dedent(body))
+    head = "import json, sys\nsys.stdin.readline()\n"
+    (folder / "bench/gate_worker.py").write_text(head + textwrap.dedent(body))
     return Tree(name, Commit("c" * 40), folder, sys.executable)
 
 
@@ -72,9 +87,14 @@ def test_an_interrupted_gate_keeps_the_launches_it_has_and_is_incomplete() -> No
 
 
 @fault
-def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found() -> None:
+def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found(tmp_path: Path) -> None:
+    (tmp_path / "simulated.py").write_text(SIMULATED)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/simulated.py"\n')
+    python.chmod(0o755)
+    base, head = (replace(tree, python=str(python)) for tree in OURS)
     options = replace(SHORT, inject_percent=40.0)
-    evidence = gather(options, *OURS, QUIET)
+    evidence = gather(options, base, head, QUIET)
     assert evidence.incomplete == []
     assert evidence.not_comparable == []
     assert len(evidence.launches) == 2
@@ -88,7 +108,7 @@ def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found
     found = evidence.interval()
     assert found is not None
     assert found.n == 2, "the launch pair is the unit"
-    assert 20.0 < found.percent < 60.0
+    assert found.percent == pytest.approx(40.0, abs=0.5)
     evidence.before = evidence.after = None  # a busy machine is no matter here
     assert judge(options, evidence).exit_code in (ExitCode.OVER, ExitCode.UNRESOLVED)
 
@@ -160,19 +180,21 @@ def test_a_python_that_is_gone_is_a_lost_worker(tmp_path: Path) -> None:
 @fault
 def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that still builds reads no message; killed at once it would leave its folders behind."""
-    monkeypatch.setattr(worker_process, "CLOSE_S", 0.5)
     body = f"""
     import pathlib, signal
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     mark = pathlib.Path({str(tmp_path / "mark")!r})
     mark.touch()
     try:
-        time.sleep(60)
+        signal.pause()
     finally:
         mark.unlink()
     """
     worker = worker_process.Resident(tree_with_worker(tmp_path / "head", body), {})
     wait_until((tmp_path / "mark").exists)
+    # It does not end by itself, and once it is told it has all the time to clean up.
+    wait, patience = worker._process.wait, iter((0.0, HANG_S))
+    monkeypatch.setattr(worker._process, "wait", lambda timeout=None: wait(next(patience)))
     worker.close()
     assert not (tmp_path / "mark").exists()
 
@@ -180,7 +202,7 @@ def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypat
 @fault
 def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "BUILD_S", 0.5)
-    worker = worker_process.Resident(tree_with_worker(tmp_path / "head", "time.sleep(2)"), {})
+    worker = worker_process.Resident(tree_with_worker(tmp_path / "head", "sys.stdin.read()"), {})
     with pytest.raises(worker_process.WorkerLost, match=r"head gave no answer within 0\.5 s"):
         worker.greet()
     worker.close()

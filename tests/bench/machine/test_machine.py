@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from bench.progress import Reporter
 from bench.records.types import ALL, GpuState, MachineState
 from bench.statistics.stopping import Watch, judged
 from bench.subjects.spin import Noise, SpinSubject
+from tests.clock import Clock
 
 GPUS = [("NVIDIA RTX PRO 6000", "aaaa"), ("NVIDIA RTX PRO 6000", "bbbb")]
 
@@ -161,7 +161,7 @@ def test_ids_from_outside_the_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_process_tree_holds_children() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"]) as child:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as child:
         try:
             assert {os.getpid(), child.pid} <= state.process_tree()
             assert 1 not in state.process_tree()
@@ -186,15 +186,40 @@ def test_quota_and_throttling_from_both_control_group_versions(tmp_path: Path) -
     assert (identity.cpu_quota(old), state.throttled_seconds(old)) == (2.0, 3.0)
 
 
-def test_own_work_is_counted_children_included() -> None:
-    before = state.read_state()
-    subprocess.run(
-        [sys.executable, "-c", "import time; t = time.process_time()\nwhile time.process_time() - t < 0.2: pass"], check=True
-    )
-    after = state.read_state()
-    assert after.own_cpu_s - before.own_cpu_s > 0.15
-    assert after.monotonic_s > before.monotonic_s
-    assert time.monotonic() >= after.monotonic_s
+def test_own_work_is_counted_children_included(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+) -> None:
+    """User and system time of this process, of those below it, and of all that they have waited for."""
+    me, ticks = os.getpid(), os.sysconf("SC_CLK_TCK")
+
+    def process(pid: int, parent: int, *seconds: int) -> None:
+        (tmp_path / str(pid)).mkdir(exist_ok=True)
+        times = " ".join(str(second * ticks) for second in seconds)
+        line = f"{pid} (a (name) b) S {parent} 1 1 0 -1 0 0 0 0 0 {times} 20 0 1 0 99\n"
+        (tmp_path / str(pid) / "stat").write_text(line)
+
+    monkeypatch.setattr(state, "PROC", tmp_path)
+    process(me, 1, 1, 2, 4, 8)
+    process(me + 1, me, 16, 32, 64, 128)
+    process(me + 2, 1, 1000, 1000, 1000, 1000)
+    before = state.read_state(Nvml([]))
+    assert before.own_cpu_s == 255
+    process(me, 1, 2, 2, 4, 8)
+    clock.advance(3.0)
+    after = state.read_state(Nvml([]))
+    assert after.own_cpu_s - before.own_cpu_s == 1
+    assert after.monotonic_s - before.monotonic_s == 3.0
+
+
+def test_this_systems_own_numbers_are_read_as_they_are_meant() -> None:
+    """The same fields of the real /proc, beside what the system says of this process by another way."""
+    low = os.times()
+    read = state._cpu_seconds(os.getpid())
+    high = os.times()
+    tick = 1.5 / os.sysconf("SC_CLK_TCK")
+    assert sum(low[:4]) - 4 * tick <= read <= sum(high[:4]) + 4 * tick
 
 
 START = MachineState(0.0, load_1m=1.0, cpus=2, host_cpus=2, own_cpu_s=5.0, machine_cpu_s=100.0, steal_s=0.0, throttled_s=0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +10,7 @@ from bench.records.types import Arm
 from bench.subjects import spin
 from bench.subjects.protocol import SegmentRequest, Stepper, Taken, busy_wait
 from bench.subjects.spin import Noise, SimulatedClock, SpinSubject
+from tests.clock import Clock
 
 OFF = Arm("off")
 ON = Arm("only:x", frozenset({"x"}))
@@ -159,20 +159,22 @@ def test_where_the_fence_waits_next_is_known_before(washout: int, pauses: list[i
     assert rig.stepper.pause_step == -1
 
 
-def test_a_busy_wait_takes_its_time() -> None:
-    start = time.perf_counter_ns()
+def test_a_busy_wait_takes_its_time(clock: Clock) -> None:
+    clock.step_ns = 20_000  # each look at the clock
+    began_ns = clock.now_ns
     spent = busy_wait(3_000_000)
-    assert 3_000_000 <= spent <= time.perf_counter_ns() - start
+    assert 3_000_000 <= spent <= clock.now_ns - began_ns <= 3_000_000 + 5 * clock.step_ns
 
 
-def test_the_spin_subject_works_for_real() -> None:
+def test_the_spin_subject_works_for_real(clock: Clock) -> None:
+    clock.step_ns = 1_000_000
     subject = SpinSubject(cycle=4)
     taken: list[Taken] = []
     subject.open()
     result = subject.run(iter([SegmentRequest(OFF, 0, 0, 8, 1)]), taken.append)
     subject.close()
     assert len(taken) == 1
-    assert taken[0].segment.seconds > 0.002
+    assert taken[0].segment.seconds >= 0.008, "a look at the clock in each step"
     assert len(result.losses) == 4 + 1 + 8
     assert len({loss for step, loss in result.losses if step % 4 == 2}) == 1
 

@@ -16,6 +16,7 @@ from bench.syncs.counting import ProcessCounter, counted_arms
 
 QUIET = Reporter(quiet=True)
 ARMS = make_arms(("a", "b"))
+FOR_EVER = "import signal; signal.pause()"
 
 
 def counter(folder: Path, body: str) -> ProcessCounter:
@@ -65,7 +66,7 @@ def test_a_process_that_fails_is_a_fault_and_never_zero_syncs(tmp_path: Path, bo
 
 
 def test_closing_ends_a_process_that_still_runs(tmp_path: Path) -> None:
-    pending = counter(tmp_path, "import time; time.sleep(60)").start(ARMS)
+    pending = counter(tmp_path, FOR_EVER).start(ARMS)
     pending.close()
     assert pending.result()[0] == {}
 
@@ -74,7 +75,7 @@ def test_closing_ends_a_process_that_still_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_process_that_hangs_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     monkeypatch.setattr(counting, "LIMIT_S", 0.2)
-    pending = counter(tmp_path, "import time; time.sleep(60)").start(ARMS)
+    pending = counter(tmp_path, FOR_EVER).start(ARMS)
     if waits:
         pending.wait(QUIET)
     counts, faults = pending.result()

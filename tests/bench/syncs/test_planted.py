@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from bench.syncs.faults.document import page
 from bench.syncs.faults.fixture import try_fault
-from bench.syncs.faults.planted import BUSY_SHARE, COUNTED, HELD_SHARE, PLANTED, make_plant
+from bench.syncs.faults.planted import BUSY_SHARE, COUNTED, HELD_SHARE, PLANTED, Plant, make_plant
 from bench.syncs.ways import make_ways
 from bench.syncs.ways.way import Way
 from dflash.device import Device
 from steptime.errors import UserError
+from tests.clock import Clock
 
 PAGE = Path(__file__).parents[3] / "docs" / "syncs.md"
 HERE = [way for way in make_ways() if way.available() is None]
@@ -62,17 +64,53 @@ def test_a_plant_that_is_off_does_nothing() -> None:
         plant.after_backward(loss)
 
 
-@pytest.mark.parametrize(("name", "share"), [("busy_loop", BUSY_SHARE), ("held_gil", HELD_SHARE)])
-def test_plants_that_cost_only_time_take_their_share_of_a_tick(name: str, share: float) -> None:
+TICK_S = 0.2
+
+
+def in_the_monitor(name: str) -> Plant:
+    """A planted monitor, switched on, that has seen a loss."""
     plant = make_plant(name)
     trainer = SimpleNamespace(
         replicas=[SimpleNamespace(device=Device("cpu"))],
         observer=SimpleNamespace(add=lambda build: None),
-        config=SimpleNamespace(observe=SimpleNamespace(tick_s=0.2)),
+        config=SimpleNamespace(observe=SimpleNamespace(tick_s=TICK_S)),
     )
     plant.install(trainer)  # type: ignore[arg-type]
     plant.switch(True)
     plant.after_backward(torch.ones(()))
-    started = time.perf_counter()
+    return plant
+
+
+def test_a_busy_loop_runs_for_its_share_of_a_tick(clock: Clock) -> None:
+    plant = in_the_monitor("busy_loop")
+    clock.step_ns = 1_000_000
+    began_ns = clock.now_ns
     plant.mischief()
-    assert time.perf_counter() - started > 0.3 * share * 0.2
+    # It looks at the clock again and again, in Python, until its share is over.
+    assert (clock.now_ns - began_ns) / 1e9 == pytest.approx(BUSY_SHARE * TICK_S, abs=0.003)
+    plant.switch(False)
+    readings = clock.readings
+    plant.mischief()
+    assert clock.readings == readings
+
+
+def test_held_gil_is_one_call_into_c_as_long_as_its_share_of_a_tick(clock: Clock) -> None:
+    """Python gives the lock away between bytecodes only: a single call of `sum` keeps it to its end."""
+    clock.step_ns = 1_000_000  # so that summing the trial length takes a millisecond
+    trial = make_plant("held_gil").gil_length
+    plant = in_the_monitor("held_gil")
+    assert plant.gil_length == pytest.approx(trial * HELD_SHARE * TICK_S / 0.001, rel=1e-6)
+    plant.gil_length = 1000
+    calls: list[str] = []
+
+    def seen(frame: FrameType, event: str, argument: Any) -> None:
+        if event in ("call", "c_call") and frame.f_code is plant.fault.act.__code__:
+            calls.append(event if event == "call" else argument.__name__)
+
+    sys.setprofile(seen)
+    try:
+        total = plant.fault.act(torch.ones(()), plant)
+    finally:
+        sys.setprofile(None)
+    assert calls == ["call", "sum"]
+    assert total == sum(range(1000)), "all of it in that one call"

@@ -1,4 +1,5 @@
-"""What one recorded span costs, beside two libraries that people time with; and what a collector that is off costs.
+"""What one recorded span costs, beside two libraries that people time with; what a collector that is off costs, and what a
+tick of the monitor, a sink that is stuck and a pair of CUDA events cost.
 
     python -m pytest bench/test_hot_path.py --benchmark-columns=min,median,iqr
 
@@ -10,18 +11,24 @@ ratio of neighbours, never two lone times.
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
 import pytest
+import torch
 
 from dflash.observe.recorder import StageTimer
 
 CALLS, ROUNDS = 2000, 41
 SPAN_LIMIT_NS = 1000.0
 OFF_LIMIT_NS = 50.0
+PAIR_LIMIT_NS = 50_000.0
+TICK_LIMIT_MS = 5.0
+STUCK_LIMIT = 1.5
 
 
 def span_on() -> Callable[[], None]:
@@ -109,6 +116,62 @@ def test_off_is_free() -> None:
     per_call = (best(times["off"]) - best(times["loop"])) / 2
     print(f"off: {per_call:.1f} ns an instrument call")
     assert per_call < OFF_LIMIT_NS
+
+
+def test_a_tick_of_eight_gpus_is_a_few_milliseconds(tmp_path: Path) -> None:
+    """A millisecond of a tick a second is a per mille of one core; five leave room for a busy machine."""
+    from tests.observe.layout import measure
+
+    found = measure(tmp_path, windows=6)
+    print(f"CPU {found.tick_ms:.2f} ms a tick, {found.flush_ms:.2f} ms a tick with flush")
+    assert found.tick_ms < TICK_LIMIT_MS
+
+
+def test_a_sink_that_is_stuck_costs_the_worker_nothing(tmp_path: Path) -> None:
+    """What a worker hands over at each step, with one sink that takes everything and one that does not come back."""
+    from dflash.config import ObserveConfig
+    from dflash.observe.observer import Observer
+    from dflash.observe.roles import RoleMap
+    from dflash.observe.sinks.base import Sink
+
+    go = threading.Event()
+
+    class Taking(Sink):
+        name = "taking"
+
+        def write(self, rows: list[Any]) -> None:
+            pass
+
+    class Stuck(Taking):
+        name = "stuck"
+
+        def write(self, rows: list[Any]) -> None:
+            go.wait()
+
+    def handing(sink: Sink, folder: Path) -> tuple[Observer, Callable[[], None]]:
+        observer = Observer(ObserveConfig(tick_s=0.05), folder, RoleMap(("cpu",), ("cpu",)), sinks=[sink])
+        values = {"train/loss": 1.0}
+        observer.start()
+        return observer, lambda: observer.late(1, values)
+
+    (taking, with_taking), (stuck, with_stuck) = handing(Taking(), tmp_path / "a"), handing(Stuck(), tmp_path / "b")
+    times = in_turns({"taking": with_taking, "stuck": with_stuck})
+    go.set()
+    taking.close()
+    stuck.close()
+    ratio = median(slow / plain for slow, plain in zip(times["stuck"], times["taking"], strict=True))
+    print(f"a step's scalars: {best(times['taking']):.0f} ns, {ratio:.2f} times that with a sink that is stuck")
+    assert ratio < STUCK_LIMIT
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_an_event_pair_is_cheap() -> None:
+    from bench.syncs.faults.gpu_check import event_cost
+
+    found = event_cost()
+    print(found)
+    assert found["record pair"] < PAIR_LIMIT_NS
 
 
 def in_turns(calls: dict[str, Callable[[], None]]) -> dict[str, list[float]]:

@@ -7,18 +7,19 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from dflash.observe.collectors.gpu import GpuCollector
-from dflash.observe.nvml import find_handles, mig_entry, visible_uuids
+from dflash.observe.collectors.gpu import SLOW_S, GpuCollector
+from dflash.observe.nvml import GpuReader, find_handles, mig_entry, visible_uuids
+from tests.clock import Clock
 from tests.observe import nvml_stub
 from tests.observe.nvml_stub import DRIVER_NOT_LOADED, GPU_IS_LOST, NOT_SUPPORTED, UNKNOWN, Stub
 from tests.observe.parts import sources
+from tests.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.skipif(nvml_stub.COMPILER is None, reason="no C compiler for the stub of libnvidia-ml")
 
@@ -54,26 +55,30 @@ class Watch:
             self.error = error
             return {}
 
-    def until(self, done: Callable[[dict[str, float]], bool], timeout_s: float = 5.0) -> dict[str, float]:
+    def until(self, done: Callable[[dict[str, float]], bool]) -> dict[str, float]:
         """Tick until a sample is as wanted."""
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
+        values: dict[str, float] = {}
+
+        def seen() -> bool:
+            nonlocal values
             values = self.tick()
-            if done(values):
-                return values
-            time.sleep(0.01)
-        raise AssertionError(f"did not come to pass; said {self.said}")
+            return done(values)
+
+        wait_until(seen)
+        return values
 
     def settled(self) -> dict[str, float]:
-        """A full sample: every reader has been round at least twice."""
-        for _ in range(8):
-            self.tick()
-            time.sleep(0.02)
-        return self.until(bool)
+        """A full sample: every reader that still has a GPU has been round twice more."""
+        self.until(bool)
+        for _ in range(3):
+            wait_until(lambda: all(one.lost or one._values is not None for one in self.collector._readers))
+            values = self.tick()
+        return values
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watch]]:
+def watch(clock: Clock) -> Iterator[Callable[..., Watch]]:
+    """On a clock that stands still: no call is slow but one that the test makes slow."""
     made: list[Watch] = []
 
     def make(targets: tuple[str, ...], drafters: tuple[str, ...] = (), uuids: dict[int, str] | None = None) -> Watch:
@@ -85,7 +90,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watch]]:
         collector.switch(True)
         return made[-1]
 
-    monkeypatch.setattr("dflash.observe.collectors.gpu.SLOW_S", 0.15)
     yield make
     for one in made:
         one.collector.close()
@@ -111,12 +115,15 @@ def test_means_over_the_gpus_of_a_role(stub: Stub, watch: Callable[..., Watch]) 
     assert values["gpu/drafter_mean/util_pct"] == 30
 
 
-def test_handles_are_opened_once(stub: Stub, watch: Callable[..., Watch]) -> None:
+def test_handles_are_opened_once(stub: Stub, watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch) -> None:
     stub.add("GPU-0")
     one = watch(("cuda:0",), uuids={0: "GPU-0"})
     one.settled()
     one.settled()
     assert stub.open == 1
+    (reader,) = one.collector._readers
+    join = reader._thread.join
+    monkeypatch.setattr(reader._thread, "join", lambda timeout: join(HANG_S))
     one.collector.close()
     assert stub.open == 0
 
@@ -175,25 +182,46 @@ def test_a_lost_gpu_goes_away_with_one_line_and_the_other_stays(stub: Stub, watc
     assert "gpu/1/util_pct" in values
 
 
-def test_a_call_that_takes_seconds_loses_the_metric_and_delays_nobody(stub: Stub, watch: Callable[..., Watch]) -> None:
+def test_a_call_that_takes_seconds_loses_the_metric_and_delays_nobody(
+    stub: Stub, watch: Callable[..., Watch], clock: Clock
+) -> None:
     first, _ = stub.add("GPU-0"), stub.add("GPU-1")
     one = watch(("cuda:0", "cuda:1"), uuids={0: "GPU-0", 1: "GPU-1"})
     one.settled()
-    stub.delay(first, "power", 800)
-    slowest = 0.0
-    values: dict[str, float] = {}
-    end = time.monotonic() + 3
-    while time.monotonic() < end and not (one.said and "gpu/0/temp_c" in values):
-        started = time.perf_counter()
-        values = one.tick()
-        slowest = max(slowest, time.perf_counter() - started)
-        assert "gpu/1/power_w" in values or not values
-        time.sleep(0.02)
-    assert slowest < 0.1
-    assert one.said == ["gpu 0: power is off: the call has taken over 0.15 s"]
+    stub.hold(first, "power", True)
+    calls = stub.calls(first, "power")
+    one.until(lambda values: stub.calls(first, "power") > calls)
+    # Each of these ticks comes back while the call does not, with the values of the other GPU.
+    one.until(lambda values: "gpu/1/power_w" in values and "gpu/0/temp_c" not in values)
+    clock.advance(SLOW_S)
+    one.until(lambda values: "gpu/1/power_w" in values)
+    assert one.said == []
+    clock.advance(0.1)
+    values = one.until(lambda values: "gpu/1/power_w" in values)
+    assert one.said == [f"gpu 0: power is off: the call has taken over {SLOW_S:g} s"]
+    assert "gpu/0/temp_c" not in values
+    stub.hold(first, "power", False)
+    one.until(lambda values: "gpu/0/temp_c" in values)
+    values = one.settled()
     assert "gpu/0/power_w" not in values
     assert "gpu/0/temp_c" in values
-    assert stub.calls(first, "power") >= 1
+    assert stub.calls(first, "power") == calls + 1
+
+
+def test_a_call_that_took_seconds_loses_the_metric_though_no_tick_came_meanwhile(clock: Clock) -> None:
+    said: list[str] = []
+
+    def power(handle: object) -> dict[str, float]:
+        clock.advance(SLOW_S + 0.5)
+        return {"power_w": 1.0}
+
+    readings = {"power": power, "temp": lambda handle: {"temp_c": 2.0}}
+    reader = GpuReader(0, None, said.append, slow_s=SLOW_S, readings=readings)
+    reader.take()
+    wait_until(lambda: reader._values is not None)
+    assert reader.take() == {"temp_c": 2.0}
+    reader.close()
+    assert said == [f"gpu 0: power is off: a call took {SLOW_S + 0.5:.1f} s"]
 
 
 def test_a_driver_that_is_not_loaded_switches_the_collector_off(stub: Stub, watch: Callable[..., Watch]) -> None:
@@ -205,11 +233,11 @@ def test_a_driver_that_is_not_loaded_switches_the_collector_off(stub: Stub, watc
 
 def test_an_initialisation_that_hangs_delays_no_tick(stub: Stub, watch: Callable[..., Watch]) -> None:
     stub.add("GPU-0")
-    stub.init(delay_ms=400)
+    stub.init(held=True)
     one = watch(("cuda:0",), uuids={0: "GPU-0"})
-    started = time.perf_counter()
     assert one.tick() == {}
-    assert time.perf_counter() - started < 0.2
+    assert one.tick() == {}
+    stub.init()
     one.until(bool)
 
 
@@ -304,7 +332,7 @@ def test_a_uuid_that_nvml_lacks_is_told(stub: Stub, watch: Callable[..., Watch])
 # -- the library itself -----------------------------------------------------------------------------------------------
 
 _FRESH = """
-import os, time, dflash.observe.nvml as nvml
+import os, dflash.observe.nvml as nvml
 from dflash.observe.nvml import pynvml
 try:
     pynvml.nvmlInit()
@@ -347,7 +375,7 @@ def test_a_missing_library_is_one_log_line_of_the_observer(
     with caplog.at_level(logging.WARNING):
         observer = Observer(config, tmp_path, roles, sinks=[ListSink()])
         observer.start()
-        time.sleep(0.1)
+        wait_until(lambda: not observer.switches()["gpu"])
         summary = observer.close()
     assert [record.message for record in caplog.records] == [
         "collector gpu is off: NVMLError_LibraryNotFound: NVML Shared Library Not Found"

@@ -1,4 +1,7 @@
-"""Eight GPUs, simulated: five targets and three drafters. How many keys, how many bytes, how long a tick."""
+"""Eight GPUs, simulated: five targets and three drafters. How many keys, how many bytes.
+
+How long a tick takes is for `bench/test_hot_path.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,13 @@ from dflash.observe.registry import all_metrics
 from tests.observe.layout import DRAFTERS, TARGETS, Layout, measure
 
 
-def test_keys_bytes_and_tick_time(tmp_path: Path) -> None:
-    found = measure(tmp_path, windows=6)
+def test_keys_and_bytes(tmp_path: Path) -> None:
+    found = measure(tmp_path, windows=2)
     print(found)
     # W&B keeps under 10,000 names a project, and a few hundred points a second; a window is one call.
     assert 200 < found.keys < 300
     assert 150 < found.wandb_keys <= 200
     assert found.flush_bytes < 20_000
-    # A thousandth of a second of tick is a per mille of one core at a tick a second; five leave room for a busy machine.
-    assert found.tick_ms < 5.0
 
 
 def test_every_worker_and_every_gpu_is_on_the_dashboard(tmp_path: Path) -> None:

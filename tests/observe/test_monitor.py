@@ -1,11 +1,16 @@
-"""The monitor and the observer: windows, faults that stay where they are, switches while it runs, drops that are counted."""
+"""The monitor and the observer: windows, faults that stay where they are, switches while it runs, drops that are counted.
+
+`Run` has a monitor that ticks by itself, for what threads do to each other; a `Ticked` one is ticked by hand, on
+a clock that the test moves, for what is in its rows.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
+import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,13 +26,15 @@ from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Row, Sink
 from dflash.observe.window import FlushWindow
 from steptime.errors import UserError
+from tests.clock import Clock
 from tests.observe.parts import FakePrefetcher, FakeQueue, ListSink
+from tests.waiting import HANG_S, wait_until
 
 ROLES = RoleMap(("cpu",), ("cpu",))
 
 
 class Probe(Collector):
-    """A seventh collector: counts its samples, raises or dawdles when told to."""
+    """A seventh collector: counts its samples, raises or does something else when told to."""
 
     name = "probe"
     metrics: ClassVar[tuple[Metric, ...]] = ()
@@ -36,13 +43,13 @@ class Probe(Collector):
         super().__init__(sources)
         self.samples = 0
         self.error: Exception | None = None
-        self.delay_s = 0.0
+        self.also: Callable[[], object] = lambda: None
         self.thread: str = ""
 
     def sample(self, now_ns: int) -> dict[str, float]:
         self.samples += 1
         self.thread = threading.current_thread().name
-        time.sleep(self.delay_s)
+        self.also()
         if self.error is not None:
             raise self.error
         return {"probe/samples": float(self.samples)}
@@ -72,11 +79,29 @@ def run(tmp_path: Path) -> Iterator[Run]:
     made.observer.close()
 
 
-def wait_for(condition: Any, timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not come to pass"
-        time.sleep(0.005)
+class Ticked(Run):
+    """The monitor's own thread sleeps until the end; `tick` is a second of the clock, and every fifth one flushes."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        super().__init__(folder, tick_s=3600, flush_s=5 * 3600)
+        self.clock = clock
+
+    def tick(self, ticks: int = 1) -> None:
+        for _ in range(ticks):
+            self.clock.advance(3600)
+            self.observer._monitor.tick()
+
+    def live(self) -> list[Row]:
+        """The rows of all ticks so far."""
+        wait_until(lambda: len(self.sink.of("live")) == self.observer._monitor.ticks)
+        return self.sink.of("live")
+
+
+@pytest.fixture
+def ticked(tmp_path: Path, clock: Clock) -> Iterator[Ticked]:
+    made = Ticked(tmp_path, clock)
+    yield made
+    made.observer.close()
 
 
 # -- windows ----------------------------------------------------------------------------------------------------------
@@ -106,32 +131,36 @@ def test_quantiles_are_not_averaged() -> None:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_come_for_every_tick_and_every_flush_and_every_key_is_declared(run: Run) -> None:
+def test_rows_come_for_every_tick_and_every_flush_and_every_key_is_declared(ticked: Ticked) -> None:
+    run = ticked
     run.observer.switch("probe", False)
     timer = run.drafter.timer("drafter.forward")
     run.observer.start()
     for _ in range(20):
         timer.start()
-        time.sleep(0.005)
+        run.clock.advance(0.005)
         timer.stop()
         run.drafter.tokens += 10
         run.drafter.batches += 1
         run.queue.counters.put_count += 1
+        run.tick()
     summary = run.observer.close()
     live, metrics = run.sink.of("live"), run.sink.of("metrics")
-    assert len(live) > len(metrics) >= 2
+    assert (len(live), len(metrics)) == (20 + 1, 4 + 1), "the last of each at the end"
     keys = {key for row in (*live, *metrics) for key in row.values}
     assert "profile/drafter.forward_ms_p95" in keys
     assert not [key for key in keys if MetricIndex(all_metrics()).find(key) is None]
     assert sum(row.values.get("profile/drafter.forward_count", 0.0) for row in metrics) == 20
     assert sum(row.values.get("drafter/0/tokens", 0.0) for row in metrics) == 200
     assert summary.values["drafter/0/tokens"] == 200
+    assert summary.values["profile/drafter.forward_ms_max"] == pytest.approx(5.0)
     assert run.sink.rows[0].kind == "run"
     assert run.sink.rows[-1].kind == "summary"
 
 
-def test_every_key_that_is_declared_for_the_cpu_is_reported(run: Run) -> None:
+def test_every_key_that_is_declared_for_the_cpu_is_reported(ticked: Ticked) -> None:
     """A new key without a reading, or the other way round, shows here."""
+    run = ticked
     stages = [run.target.timer(f"target.{name}") for name in ("model_forward", "pack_hidden", "cpu_copy_enqueue")]
     stages += [run.drafter.timer(f"drafter.{name}") for name in ("queue_get", "forward", "backward", "optimizer_step")]
     second = run.observer.recorder("target", 1), run.observer.recorder("drafter", 1)
@@ -147,7 +176,7 @@ def test_every_key_that_is_declared_for_the_cpu_is_reported(run: Run) -> None:
     counters = run.prefetcher.counters
     counters.length_bins[3] += 1
     counters.batches = counters.samples = counters.tokens = counters.padded_tokens = counters.loss_tokens = 1
-    time.sleep(0.1)
+    run.tick(5)
     run.observer.close()
     keys = {key for row in run.sink.of("metrics") for key in row.values}
     off = ("gpu/", "cuda/", "train/")
@@ -158,12 +187,12 @@ def test_every_key_that_is_declared_for_the_cpu_is_reported(run: Run) -> None:
 
 def test_a_collector_that_raises_goes_away_with_one_line_and_the_rest_stays(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     run.observer.start()
-    wait_for(lambda: run.probe.samples > 2)
+    wait_until(lambda: run.probe.samples > 2)
     with caplog.at_level(logging.WARNING):
         run.probe.error = ValueError("planted")
-        wait_for(lambda: not run.probe.on)
+        wait_until(lambda: not run.probe.on)
         ticks = run.sink.of("live")
-        wait_for(lambda: len(run.sink.of("live")) > len(ticks) + 3)
+        wait_until(lambda: len(run.sink.of("live")) > len(ticks) + 3)
     lines = [record.message for record in caplog.records]
     assert lines == ["collector probe is off: ValueError: planted"]
     assert run.observer.switches()["pipeline"]
@@ -177,49 +206,64 @@ def test_a_collector_that_raises_goes_away_with_one_line_and_the_rest_stays(run:
 def test_a_workers_cuda_error_switches_the_collector_off(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     run.observer.start()
     run.target.fault = ("profile", RuntimeError("CUDA error"))
-    wait_for(lambda: not run.observer.switches()["profile"])
+    wait_until(lambda: not run.observer.switches()["profile"])
     assert "collector profile is off: RuntimeError: CUDA error" in caplog.text
 
 
 def test_a_fault_of_the_monitor_itself_stops_nothing(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    failed = itertools.count(1)
+    last = 0
+
     def broken(everything: bool) -> None:
+        nonlocal last
+        last = next(failed)
         raise RuntimeError("planted in the monitor")
 
     run.observer._monitor._before_tick = broken
     run.observer.start()
-    wait_for(lambda: run.observer._monitor.fault is not None)
-    time.sleep(0.05)
+    wait_until(lambda: run.observer._monitor.fault is not None)
+    wait_until(lambda: last > 3)
     run.observer.late(1, {"train/loss": 1.0})
     run.observer.close()
     assert sum("a tick failed" in record.message for record in caplog.records) == 1
 
 
-def test_switches_can_be_thrown_while_it_runs(run: Run) -> None:
+def test_switches_can_be_thrown_while_it_runs(ticked: Ticked) -> None:
+    run = ticked
     run.observer.start()
+    run.tick()
+    assert "pipeline/hs_queue_depth" in run.live()[-1].values
     run.observer.switch("pipeline", False)
     assert not run.queue.count
-    time.sleep(0.03)
-    before = len(run.sink.of("live"))
-    wait_for(lambda: len(run.sink.of("live")) > before + 2)
-    assert not any(key.startswith("pipeline/") for key in run.sink.of("live")[-1].values)
+    run.tick()
+    assert not any(key.startswith("pipeline/") for key in run.live()[-1].values)
     run.observer.switch("pipeline", True)
     assert run.queue.count
-    wait_for(lambda: "pipeline/hs_queue_depth" in run.sink.of("live")[-1].values)
+    run.tick(2)  # the first one only has something to count from
+    assert "pipeline/hs_queue_depth" in run.live()[-1].values
 
 
-def test_a_storm_of_switches_from_several_threads_does_no_harm(run: Run) -> None:
+def test_a_storm_of_switches_from_several_threads_does_no_harm(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = Clock()  # of the worker's loop: a span lasts longer only if it was begun in an earlier turn
     run.observer.start()
     timer = run.drafter.timer("drafter.forward")
+    monkeypatch.setattr(sys.modules[type(timer).__module__], "perf_counter_ns", turns.ns)
     stop = threading.Event()
+    thrown: dict[str, int] = {}
 
     def throw(name: str) -> None:
         on = False
         while not stop.is_set():
             run.observer.switch(name, on)
+            thrown[name] = thrown.get(name, 0) + 1
             on = not on
 
     def work() -> None:
         while not stop.is_set():
+            turns.advance(1.0)
             if timer.on:
                 timer.start()
             if timer.on:
@@ -229,14 +273,16 @@ def test_a_storm_of_switches_from_several_threads_does_no_harm(run: Run) -> None
     threads.append(threading.Thread(target=work))
     for thread in threads:
         thread.start()
-    time.sleep(0.4)
+    ticks = run.observer._monitor.ticks
+    wait_until(lambda: len(thrown) == 3 and min(thrown.values()) > 200)
+    wait_until(lambda: turns.now_ns > 1000 * 10**9 and run.observer._monitor.ticks > ticks + 20)
     stop.set()
     for thread in threads:
         thread.join()
     summary = run.observer.close()
     assert summary.failed == {}
     longest = [row.values.get("profile/drafter.forward_ms_max", 0.0) for row in run.sink.of("live")]
-    assert max(longest) < 400
+    assert max(longest) == 0.0
 
 
 def test_training_scalars_are_tagged_with_their_own_step(run: Run) -> None:
@@ -253,11 +299,44 @@ def test_unknown_collectors_are_refused_with_the_nearest(tmp_path: Path) -> None
         Observer(ObserveConfig(collectors=("pipline",)), tmp_path, ROLES, sinks=[])
 
 
-def test_the_monitor_reports_its_lateness(run: Run) -> None:
-    run.observer.start()
-    run.probe.delay_s = 0.05  # a slow tick makes the next one late
-    wait_for(lambda: any(row.values["monitor/lateness_ms"] > 20 for row in run.sink.of("live")))
-    wait_for(lambda: run.sink.of("live")[-1].values.get("monitor/tick_ms", 0) > 40)
+class FakeStop:
+    """In place of the event that ends the monitor: a wait takes its time on the clock, and after so many it is over."""
+
+    def __init__(self, clock: Clock, waits: int) -> None:
+        self.clock, self.left = clock, waits
+        self.waited: list[float] = []
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waited.append(timeout_s)
+        self.clock.advance(timeout_s)
+        self.left -= 1
+        return self.left < 0
+
+    def set(self) -> None:
+        pass
+
+
+def test_the_monitor_reports_its_lateness(
+    clock: Clock,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monitor = run.observer._monitor
+    stop = FakeStop(clock, 5)
+    monkeypatch.setattr(monitor, "_stop", stop)
+    slow = iter((0.0, 0.0, 0.05, 0.0, 0.0))  # of ticks every 10 ms, the third takes 50
+    run.probe.fresh = False
+    run.probe.also = lambda: clock.advance(next(slow, 0.0))
+    run.observer._sinks[0].start()
+    monitor._loop()
+    run.observer._sinks[0].outbox.close()
+    assert run.observer._sinks[0].close(HANG_S)
+    late = [row.values["monitor/lateness_ms"] for row in run.sink.of("live")]
+    took = [row.values.get("monitor/tick_ms", 0.0) for row in run.sink.of("live")]
+    assert late == pytest.approx([0.0, 0.0, 0.0, 40.0, 0.0, 0.0], abs=1e-6)
+    assert took == pytest.approx([0.0, 0.0, 0.0, 50.0, 0.0, 0.0], abs=1e-6)
+    # Four ticks were missed in the stall; it makes up for one of them.
+    assert stop.waited == pytest.approx([0.01, 0.01, 0.01, 0.0, 0.0, 0.01])
 
 
 def test_samples_are_taken_in_the_monitors_thread(run: Run) -> None:
@@ -265,7 +344,7 @@ def test_samples_are_taken_in_the_monitors_thread(run: Run) -> None:
     run.observer.switch("probe", False)
     run.observer.switch("probe", True)
     seen = run.probe.samples
-    wait_for(lambda: run.probe.samples > seen + 1)
+    wait_until(lambda: run.probe.samples > seen + 1)
     assert run.probe.thread == "monitor"
 
 
@@ -277,23 +356,31 @@ def test_close_before_start_and_twice(run: Run) -> None:
 # -- accounts ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_account_charges_calls_and_cpu_time_to_who_used_them(run: Run) -> None:
+def test_the_account_charges_calls_and_cpu_time_to_who_used_them(ticked: Ticked) -> None:
+    run, clock = ticked, ticked.clock
     timer = run.drafter.timer("drafter.forward")
     run.observer.start()
     for _ in range(1000):
         timer.start()
         timer.stop()
-    time.sleep(0.1)
+    run.probe.also = lambda: clock.advance(0.5)
+    before_s = {account.name: account.on_s for account in run.observer.accounts()}
+    run.tick(4)
     run.observer.switch("workers", False)
+    run.tick(2)
     run.observer.close()
+    clock.step_ns = 1000  # each look at the clock takes a microsecond, so that a span takes two
     accounts = {account.name: account for account in run.observer.accounts()}
+    clock.step_ns = 0
     profile = accounts["profile"]
     assert profile.calls == 1000
-    assert 50 < profile.call_ns < 100_000
-    assert profile.cpu_s > 0
+    assert profile.call_ns == pytest.approx(2000, rel=0.01)
     assert profile.seconds == pytest.approx(profile.calls * profile.call_ns / 1e9 + profile.cpu_s)
-    assert accounts["workers"].on_s < accounts["profile"].on_s
-    assert accounts["monitor"].cpu_s > 0
+    # The clock of the threads' CPU time is the same one here: seven ticks of half a second each.
+    assert accounts["probe"].cpu_s == pytest.approx(7 * 0.5)
+    assert profile.cpu_s == 0.0
+    on_s = {name: account.on_s - before_s[name] for name, account in accounts.items()}
+    assert on_s["profile"] - on_s["workers"] == pytest.approx(2 * 3600 + 3 * 0.5, abs=0.1)
     shares = run.observer.accounted_percent()
     assert shares["all"] == pytest.approx(sum(value for name, value in shares.items() if name != "all"))
 
@@ -313,7 +400,7 @@ class StuckSink(Sink):
 
     def write(self, rows: list[Row]) -> None:
         self.entered.set()
-        self.go.wait(10)
+        self.go.wait(HANG_S)
         self.written.extend(rows)
 
 
@@ -332,11 +419,10 @@ def test_a_stuck_sink_costs_the_sender_nothing_and_is_left_behind(caplog: pytest
     thread = SinkThread(sink, capacity=10)
     thread.start()
     thread.outbox.put("first")
-    assert sink.entered.wait(5)
-    started = time.perf_counter()
+    assert sink.entered.wait(HANG_S)
     for index in range(10_000):
         thread.outbox.put(index)
-    assert time.perf_counter() - started < 2.0
+    assert sink.written == [], "all were put while the sink was stuck"
     assert thread.dropped == 9_990
     assert not thread.close(0.05)
     assert "stuck: not finished after" in caplog.text
@@ -350,7 +436,7 @@ def test_a_sink_that_raises_is_given_up_with_one_line_and_its_rows_are_counted(c
     thread.start()
     for index in range(4):
         thread.outbox.put(index)
-        wait_for(lambda: len(thread.outbox) == 0)
-    assert thread.close(5)
+        wait_until(lambda: len(thread.outbox) == 0)
+    assert thread.close(HANG_S)
     assert thread.dropped == 4
     assert [record.message for record in caplog.records] == ["list: given up: OSError: no such server"]

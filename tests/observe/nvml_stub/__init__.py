@@ -37,14 +37,16 @@ class Stub:
             self._library.stub_value(gpu, NAMES.index(function.upper()), value)
         return gpu
 
-    def init(self, code: int = 0, delay_ms: int = 0) -> None:
-        self._library.stub_init(code, delay_ms)
+    def init(self, code: int = 0, held: bool = False) -> None:
+        """How initialising goes from now on; a call that is held comes back when this is said again without."""
+        self._library.stub_init(code, held)
 
     def code(self, gpu: int, function: str, code: int) -> None:
         self._library.stub_code(gpu, NAMES.index(function.upper()), code)
 
-    def delay(self, gpu: int, function: str, delay_ms: int) -> None:
-        self._library.stub_delay(gpu, NAMES.index(function.upper()), delay_ms)
+    def hold(self, gpu: int, function: str, held: bool) -> None:
+        """Calls of a function do not come back while it is held."""
+        self._library.stub_hold(gpu, NAMES.index(function.upper()), held)
 
     def calls(self, gpu: int, function: str) -> int:
         return self._library.stub_calls(gpu, NAMES.index(function.upper()))

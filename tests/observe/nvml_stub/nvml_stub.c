@@ -1,10 +1,11 @@
-/* A stand-in for libnvidia-ml.so.1: GPUs whose numbers, errors and delays the tests set through the stub_* functions. */
+/* A stand-in for libnvidia-ml.so.1: GPUs whose numbers, errors and hangs the tests set through the stub_* functions. */
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define GPUS 16
+#define HANG_MS 120000 /* a call that is held comes back in the end, so that a broken test ends too */
 
 enum function { INIT, UTILISATION, MEMORY, MEMORY_V2, POWER, TEMPERATURE, THROTTLE, FUNCTIONS };
 enum code { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6 };
@@ -14,39 +15,44 @@ struct gpu {
     char name[96];
     unsigned value[FUNCTIONS];
     int code[FUNCTIONS];
-    int delay_ms[FUNCTIONS];
+    volatile int held[FUNCTIONS];
     int calls[FUNCTIONS];
 };
 
 static struct gpu gpus[GPUS];
 static int count;
-static int init_code, init_delay_ms, open_count;
+static int init_code, open_count;
+static volatile int init_held;
+
+static void wait_while(volatile int *held) {
+    for (int waited = 0; *held && waited < HANG_MS; waited++) usleep(1000);
+}
 
 void stub_reset(void) {
     memset(gpus, 0, sizeof gpus);
-    count = init_code = init_delay_ms = open_count = 0;
+    count = init_code = init_held = open_count = 0;
 }
 int stub_add(const char *uuid, const char *name) {
     snprintf(gpus[count].uuid, sizeof gpus[count].uuid, "%s", uuid);
     snprintf(gpus[count].name, sizeof gpus[count].name, "%s", name);
     return count++;
 }
-void stub_init(int code, int delay_ms) { init_code = code; init_delay_ms = delay_ms; }
+void stub_init(int code, int held) { init_code = code; init_held = held; }
 void stub_value(int gpu, int function, unsigned value) { gpus[gpu].value[function] = value; }
 void stub_code(int gpu, int function, int code) { gpus[gpu].code[function] = code; }
-void stub_delay(int gpu, int function, int delay_ms) { gpus[gpu].delay_ms[function] = delay_ms; }
+void stub_hold(int gpu, int function, int held) { gpus[gpu].held[function] = held; }
 int stub_calls(int gpu, int function) { return gpus[gpu].calls[function]; }
 int stub_open(void) { return open_count; }
 
 static int call(struct gpu *gpu, enum function function) {
     gpu->calls[function]++;
-    if (gpu->delay_ms[function]) usleep(gpu->delay_ms[function] * 1000);
+    wait_while(&gpu->held[function]);
     return gpu->code[function];
 }
 
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
-    if (init_delay_ms) usleep(init_delay_ms * 1000);
+    wait_while(&init_held);
     if (!init_code) open_count++;
     return init_code;
 }

@@ -1,4 +1,8 @@
-"""W&B: what reaches it, key by key, and that no fault of it costs the training side anything."""
+"""W&B: what reaches it, key by key, and that no fault of it reaches the training side.
+
+That no call of W&B costs a worker anything is shown by who calls it: its sink's thread alone, to whose outbox the
+others hand their rows without waiting. What handing over costs is judged in `bench/test_hot_path.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -23,16 +26,23 @@ from dflash.config import ObserveConfig
 from tests.observe.wandb_kit import run
 from tests.observe.wandb_kit.reader import OfflineRun, read_file, read_run
 from tests.observe.wandb_kit.server import FakeWandb, SilentServer, refusing_url
+from tests.waiting import HANG_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789" * 4
-TIMEOUT_S = 1.0
+SHORT_S = 1.0
+"""A time-out of W&B's that will be over in any case."""
 EXCLUDE = ObserveConfig().wandb_exclude
+WINDOWS_AND_LAST = run.WINDOWS + 1
+"""The run's windows, and what is flushed at its end."""
+
+
+pytestmark = pytest.mark.timeout(5 * HANG_S)
 
 
 @dataclass
 class Outcome:
-    measured: dict[str, Any]
+    found: dict[str, Any]
     said: list[str]
 
 
@@ -48,14 +58,21 @@ class Launched:
     process: BaseProcess
     folder: Path
 
-    def finish(self, timeout_s: float = 60.0) -> Outcome:
+    def finish(self) -> Outcome:
         """Wait for its end."""
-        self.process.join(timeout_s)
+        self.process.join(3 * HANG_S)
         said = (self.folder / "err").read_text(encoding="utf-8").splitlines()
         assert self.process.exitcode == 0, said
-        measured = json.loads((self.folder / "out").read_text(encoding="utf-8"))
-        print(measured, said)
-        return Outcome(measured, said)
+        found = json.loads((self.folder / "out").read_text(encoding="utf-8"))
+        print(found, said)
+        return Outcome(found, said)
+
+    def wait_for_the_pause(self) -> None:
+        wait_until(lambda: self.process.exitcode is not None or (self.folder / "paused").exists())
+
+    def go_on(self, how: str = "") -> None:
+        (self.folder / "how").write_text(how, encoding="utf-8")
+        (self.folder / "how").rename(self.folder / "go")
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +82,17 @@ def launch() -> Iterator[Callable[..., Launched]]:
     context.set_forkserver_preload(["tests.observe.wandb_kit.run", "wandb", "wandb.sdk.launch", "requests", "yaml"])
     processes = []
 
-    def start(folder: Path, mode: str, seconds: float, *, url: str = "", key: str = KEY) -> Launched:
-        arguments = (folder, environment(folder, url, key), mode, seconds, TIMEOUT_S)
+    def start(
+        folder: Path,
+        mode: str,
+        *,
+        url: str = "",
+        key: str = KEY,
+        init_s: float = HANG_S,
+        finish_s: float = HANG_S,
+        pause_after: int = 0,
+    ) -> Launched:
+        arguments = (folder, environment(folder, url, key), mode, init_s, finish_s, pause_after)
         processes.append(context.Process(target=run.child, args=arguments))
         processes[-1].start()
         return Launched(processes[-1], folder)
@@ -84,21 +110,15 @@ def jsonl(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == kind]
 
 
-@pytest.fixture(scope="module")
-def quiet(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The same run without W&B: the rate to keep."""
-    return launch(tmp_path_factory.mktemp("quiet"), "off", 1.0).finish()
-
-
-def assert_costs_nothing(outcome: Outcome, quiet: Outcome) -> None:
-    """The calls a worker makes take as long as without W&B, and next to nothing of a step."""
-    assert outcome.measured["median_calls_s"] < max(3 * quiet.measured["median_calls_s"], 50e-6)
-    assert outcome.measured["median_step_s"] < 1.5 * quiet.measured["median_step_s"]
-    assert outcome.measured["dropped"]["jsonl"] == 0
+def assert_training_never_touches_it(outcome: Outcome) -> None:
+    """No thread but the sink's own asks anything of W&B, and its waits are bounded as the config says."""
+    assert outcome.found["threads"] == ["sink-wandb"]
+    assert outcome.found["limits"] == [run.LIMIT_S]
 
 
 def assert_all_steps_in_jsonl(folder: Path, outcome: Outcome) -> None:
-    assert [row["step"] for row in jsonl(folder, "train")] == list(range(1, outcome.measured["steps"] + 1))
+    assert outcome.found["dropped"]["jsonl"] == 0
+    assert [row["step"] for row in jsonl(folder, "train")] == list(range(1, outcome.found["steps"] + 1))
 
 
 # -- what reaches W&B -------------------------------------------------------------------------------------------------
@@ -107,7 +127,7 @@ def assert_all_steps_in_jsonl(folder: Path, outcome: Outcome) -> None:
 @pytest.fixture(scope="module")
 def offline(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, OfflineRun]:
     folder = tmp_path_factory.mktemp("offline")
-    outcome = launch(folder, "offline", 2.5, key="").finish()
+    outcome = launch(folder, "offline", key="").finish()
     return folder, outcome, read_run(folder)
 
 
@@ -115,7 +135,7 @@ def test_every_flush_window_arrives_key_by_key(offline: tuple[Path, Outcome, Off
     folder, _, run = offline
     rows = jsonl(folder, "metrics")
     arrived = [row for row in run.history if "train/step" not in row]
-    assert len(arrived) == len(rows) >= 10
+    assert len(arrived) == len(rows) == WINDOWS_AND_LAST
     for ours, theirs in zip(rows, arrived, strict=True):
         wanted = {key: value for key, value in ours["values"].items() if not any(fnmatch(key, one) for one in EXCLUDE)}
         assert 0 < len(wanted) < len(ours["values"]), "some keys are excluded"
@@ -126,14 +146,21 @@ def test_every_flush_window_arrives_key_by_key(offline: tuple[Path, Outcome, Off
         }
 
 
-def test_training_scalars_arrive_with_their_own_step_at_most_one_a_second(offline: tuple[Path, Outcome, OfflineRun]) -> None:
+def test_training_scalars_arrive_with_their_own_step_at_most_one_a_second(
+    offline: tuple[Path, Outcome, OfflineRun],
+) -> None:
     folder, outcome, run = offline
-    ours = {row["step"]: row["values"] for row in jsonl(folder, "train")}
+    rows = jsonl(folder, "train")
+    ours = {row["step"]: row["values"] for row in rows}
     arrived = [row for row in run.history if "train/step" in row]
-    assert 2 <= len(arrived) <= 6 < outcome.measured["steps"]
+    due: list[dict[str, Any]] = []
+    for row in rows:
+        if not due or row["elapsed_s"] - due[-1]["elapsed_s"] >= 1.0:
+            due.append(row)
+    assert len(due) == 6
+    assert [row["train/step"] for row in arrived] == [*(row["step"] for row in due), outcome.found["steps"]]
     for row in arrived:
         assert {key: row[key] for key in ("train/loss", "train/lr")} == ours[row["train/step"]]
-    assert arrived[-1]["train/step"] == outcome.measured["steps"]
 
 
 def test_each_family_has_its_step_key(offline: tuple[Path, Outcome, OfflineRun]) -> None:
@@ -150,42 +177,41 @@ def test_summary_and_layout_arrive_and_wandb_samples_nothing_itself(offline: tup
     assert run.config["roles"] == {"targets": ["cpu"], "drafters": ["cpu"]}
 
 
-def test_offline_costs_nothing(offline: tuple[Path, Outcome, OfflineRun], quiet: Outcome) -> None:
+def test_offline_reaches_no_worker(offline: tuple[Path, Outcome, OfflineRun]) -> None:
     folder, outcome, _ = offline
     assert outcome.said == []
-    assert_costs_nothing(outcome, quiet)
+    assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(folder, outcome)
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_login_goes_offline_with_one_line(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
-    outcome = launch(tmp_path, "online", 1.0, url=refusing_url(), key="").finish()
+def test_no_login_goes_offline_with_one_line(launch: Launch, tmp_path: Path) -> None:
+    outcome = launch(tmp_path, "online", url=refusing_url(), key="").finish()
     assert outcome.said == [
         "wandb: offline, since there is no login (`wandb login`, or WANDB_API_KEY); `wandb sync` uploads later"
     ]
-    assert_costs_nothing(outcome, quiet)
+    assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(tmp_path, outcome)
-    assert len(read_run(tmp_path).history) >= 5
+    assert len(read_run(tmp_path).history) > WINDOWS_AND_LAST
 
 
-def test_a_server_that_refuses(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
-    outcome = launch(tmp_path, "online", 2.5, url=refusing_url()).finish()
+def test_a_server_that_refuses(launch: Launch, tmp_path: Path) -> None:
+    outcome = launch(tmp_path, "online", url=refusing_url(), init_s=SHORT_S).finish()
     assert len(outcome.said) == 1
     assert outcome.said[0].startswith("wandb: offline, since ")
-    assert_costs_nothing(outcome, quiet)
+    assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(tmp_path, outcome)
 
 
-def test_a_server_that_accepts_and_never_answers(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
+def test_a_server_that_accepts_and_never_answers(launch: Launch, tmp_path: Path) -> None:
     server = SilentServer()
-    outcome = launch(tmp_path, "online", 2.5, url=server.url).finish()
+    outcome = launch(tmp_path, "online", url=server.url, init_s=SHORT_S).finish()
     server.close()
     assert len(outcome.said) == 1
     assert outcome.said[0].startswith("wandb: offline, since ")
-    assert outcome.measured["close_s"] < 2 * TIMEOUT_S + 15
-    assert_costs_nothing(outcome, quiet)
+    assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(tmp_path, outcome)
 
 
@@ -196,54 +222,49 @@ def server() -> Iterator[FakeWandb]:
     made.die()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not come to pass"
-        time.sleep(0.02)
-
-
-def test_a_server_that_works_gets_every_window(launch: Launch, tmp_path: Path, server: FakeWandb, quiet: Outcome) -> None:
-    outcome = launch(tmp_path, "online", 2.0, url=server.url).finish()
+def test_a_server_that_works_gets_every_window(launch: Launch, tmp_path: Path, server: FakeWandb) -> None:
+    outcome = launch(tmp_path, "online", url=server.url).finish()
     assert outcome.said == []
     posted = [row for row in server.rows if "train/step" not in row]
     assert [row["monitor/step"] for row in posted] == [row["step"] for row in jsonl(tmp_path, "metrics")]
-    assert_costs_nothing(outcome, quiet)
+    assert_training_never_touches_it(outcome)
 
 
-def test_a_server_that_dies_in_the_middle(launch: Launch, tmp_path: Path, server: FakeWandb, quiet: Outcome) -> None:
-    process = launch(tmp_path, "online", 2.5, url=server.url)
-    wait_for(lambda: server.runs > 0)
-    time.sleep(0.5)
+def test_a_server_that_dies_in_the_middle(launch: Launch, tmp_path: Path, server: FakeWandb) -> None:
+    process = launch(tmp_path, "online", url=server.url, finish_s=SHORT_S, pause_after=run.WINDOWS // 2)
+    process.wait_for_the_pause()
+    wait_until(lambda: server.runs > 0)
     server.die()
+    process.go_on()
     outcome = process.finish()
-    assert outcome.measured["close_s"] < TIMEOUT_S + 3
     assert len(outcome.said) == 1
     assert "wandb sync" in outcome.said[0]
-    assert_costs_nothing(outcome, quiet)
+    assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(tmp_path, outcome)
     # Everything is in the run's folder, to be uploaded later.
     windows = [row for row in read_run(tmp_path).history if "train/step" not in row]
     assert [row["monitor/step"] for row in windows] == [row["step"] for row in jsonl(tmp_path, "metrics")]
 
 
-def test_wandbs_own_process_dies(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
-    process = launch(tmp_path, "offline", 3.5, key="")
-    wait_for(lambda: bool(list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))))
-    time.sleep(0.5)
+def test_wandbs_own_process_dies(launch: Launch, tmp_path: Path) -> None:
+    process = launch(tmp_path, "offline", key="", pause_after=run.WINDOWS // 2)
+    process.wait_for_the_pause()
+    wait_until(lambda: list(tmp_path.glob("wandb/offline-run-*/run-*.wandb")))
+    (killed,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     (core,) = children(process.process.pid, "wandb-core")
     os.kill(core, signal.SIGKILL)
+    process.go_on("until there is a new run")
     outcome = process.finish()
     assert len(outcome.said) == 1
     assert "a new offline run takes over" in outcome.said[0]
-    runs = [read_file(path) for path in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))]
-    assert len(runs) == 2
+    # Their folders are named by the second, so the names do not tell which was first.
+    (new,) = set(tmp_path.glob("wandb/offline-run-*/run-*.wandb")) - {killed}
     # What the killed process had not yet put to disk is only in metrics.jsonl; the new run has all that came after.
-    windows = [row["monitor/step"] for row in runs[1].history if "train/step" not in row]
+    windows = [row["monitor/step"] for row in read_file(new).history if "train/step" not in row]
     ours = [row["step"] for row in jsonl(tmp_path, "metrics")]
-    assert len(windows) > 3
+    assert len(windows) >= run.WINDOWS // 2
     assert windows == ours[-len(windows) :]
-    assert_costs_nothing(outcome, quiet)
+    assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(tmp_path, outcome)
 
 
@@ -267,25 +288,25 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="cannot make a small file system to fill (unshare and mount)")
-def test_a_disk_that_is_full(launch: Launch, tmp_path: Path, quiet: Outcome) -> None:
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     script = f'mount -t tmpfs -o size=128k none {small} && head -c 100k /dev/zero > {small}/filler; exec "$@"'
-    program = [sys.executable, "-m", "tests.observe.wandb_kit.run", str(small), "offline", "2.0", str(TIMEOUT_S)]
+    program = [sys.executable, "-m", "tests.observe.wandb_kit.run", str(small), "offline"]
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script, "sh", *program],
         cwd=ROOT,
         env=environment(small, "", ""),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=3 * HANG_S,
         check=True,
     )
     outcome = Outcome(json.loads(done.stdout), done.stderr.splitlines())
     assert any(line.startswith("jsonl: rows are lost until it works again") for line in outcome.said)
-    assert outcome.measured["median_step_s"] < 1.5 * quiet.measured["median_step_s"]
-    assert outcome.measured["dropped"]["jsonl"] > 0
-    assert outcome.measured["close_s"] < 2 * TIMEOUT_S + 15
+    assert outcome.found["dropped"]["jsonl"] > 0
+    assert outcome.found["steps"] == run.WINDOWS * run.STEPS
+    assert_training_never_touches_it(outcome)
 
 
 # -- the reader -------------------------------------------------------------------------------------------------------

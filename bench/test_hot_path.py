@@ -1,5 +1,5 @@
-"""What one recorded span costs, beside two libraries that people time with; what a collector that is off costs, and what a
-tick of the monitor, a sink that is stuck and a pair of CUDA events cost.
+"""What one recorded span costs, beside two libraries that people time with; what a collector that is off costs;
+and what a tick of the monitor, a sink that is stuck and a pair of CUDA events cost.
 
     python -m pytest bench/test_hot_path.py --benchmark-columns=min,median,iqr
 
@@ -128,7 +128,7 @@ def test_a_tick_of_eight_gpus_is_a_few_milliseconds(tmp_path: Path) -> None:
 
 
 def test_a_sink_that_is_stuck_costs_the_worker_nothing(tmp_path: Path) -> None:
-    """What a worker hands over at each step, with one sink that takes everything and one that does not come back."""
+    """What a worker hands over at each step, beside a sink that takes all and one that does not come back."""
     from dflash.config import ObserveConfig
     from dflash.observe.observer import Observer
     from dflash.observe.roles import RoleMap
@@ -154,13 +154,14 @@ def test_a_sink_that_is_stuck_costs_the_worker_nothing(tmp_path: Path) -> None:
         observer.start()
         return observer, lambda: observer.late(1, values)
 
-    (taking, with_taking), (stuck, with_stuck) = handing(Taking(), tmp_path / "a"), handing(Stuck(), tmp_path / "b")
+    taking, with_taking = handing(Taking(), tmp_path / "a")
+    stuck, with_stuck = handing(Stuck(), tmp_path / "b")
     times = in_turns({"taking": with_taking, "stuck": with_stuck})
     go.set()
     taking.close()
     stuck.close()
     ratio = median(slow / plain for slow, plain in zip(times["stuck"], times["taking"], strict=True))
-    print(f"a step's scalars: {best(times['taking']):.0f} ns, {ratio:.2f} times that with a sink that is stuck")
+    print(f"a step's scalars: {best(times['taking']):.0f} ns, {ratio:.2f} times that with a stuck sink")
     assert ratio < STUCK_LIMIT
 
 

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it, in the place of every clock that the code under test reads."""
+"""A clock that stands still until a test moves it, in the place of every clock that our code reads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Clock:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of the clocks of every module of ours that is loaded; Python's own and torch's stay.
 
-        The module `time` itself is left alone: another library that is first imported meanwhile would keep this clock.
+        The module `time` itself is left alone: a library that is first imported meanwhile would keep this clock.
         """
         names = dict.fromkeys(SECONDS, self.seconds) | {f"{name}_ns": self.ns for name in SECONDS}
         shown: Any = ModuleType("time")

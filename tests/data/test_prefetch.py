@@ -158,7 +158,7 @@ def test_close_wakes_everyone_and_may_come_at_any_time(parts):
 
 
 def test_join_without_start_returns_at_once(parts):
-    assert BatchPrefetcher(*parts, depth=1).join(0.1)
+    assert BatchPrefetcher(*parts, depth=1).join(HANG_S)
 
 
 def test_recorder_gets_its_share(parts):

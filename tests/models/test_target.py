@@ -37,6 +37,7 @@ from dflash.models.target import (
 )
 from steptime.errors import UserError
 from tests.models.watch import watch
+from tests.waiting import HANG_S
 
 SIZES = {
     "vocab_size": 120,
@@ -191,7 +192,7 @@ def test_threads_that_load_at_once_get_the_same_weights():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_S)
     assert len(found) == 3
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

@@ -115,7 +115,11 @@ def test_means_over_the_gpus_of_a_role(stub: Stub, watch: Callable[..., Watch]) 
     assert values["gpu/drafter_mean/util_pct"] == 30
 
 
-def test_handles_are_opened_once(stub: Stub, watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handles_are_opened_once(
+    stub: Stub,
+    watch: Callable[..., Watch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stub.add("GPU-0")
     one = watch(("cuda:0",), uuids={0: "GPU-0"})
     one.settled()

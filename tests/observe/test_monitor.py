@@ -1,7 +1,7 @@
 """The monitor and the observer: windows, faults that stay where they are, switches while it runs, drops that are counted.
 
-`Run` has a monitor that ticks by itself, for what threads do to each other; a `Ticked` one is ticked by hand, on
-a clock that the test moves, for what is in its rows.
+`Run` has a monitor that ticks by itself, for what threads do to each other; a `Ticked` one is ticked by hand,
+on a clock that the test moves, for what is in its rows.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 class Ticked(Run):
-    """The monitor's own thread sleeps until the end; `tick` is a second of the clock, and every fifth one flushes."""
+    """The monitor's own thread sleeps until the end; `tick` is an hour of the clock, every fifth one flushes."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         super().__init__(folder, tick_s=3600, flush_s=5 * 3600)
@@ -300,7 +300,7 @@ def test_unknown_collectors_are_refused_with_the_nearest(tmp_path: Path) -> None
 
 
 class FakeStop:
-    """In place of the event that ends the monitor: a wait takes its time on the clock, and after so many it is over."""
+    """In place of the event that ends the monitor: a wait moves the clock, and after so many it is over."""
 
     def __init__(self, clock: Clock, waits: int) -> None:
         self.clock, self.left = clock, waits

@@ -1,7 +1,7 @@
 """W&B: what reaches it, key by key, and that no fault of it reaches the training side.
 
-That no call of W&B costs a worker anything is shown by who calls it: its sink's thread alone, to whose outbox the
-others hand their rows without waiting. What handing over costs is judged in `bench/test_hot_path.py`.
+That no call of W&B costs a worker anything is shown by who calls it: its sink's thread alone, to whose outbox
+the others hand their rows without waiting. What handing over costs is judged in `bench/test_hot_path.py`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Stub:
         return gpu
 
     def init(self, code: int = 0, held: bool = False) -> None:
-        """How initialising goes from now on; a call that is held comes back when this is said again without."""
+        """How initialising goes from now on; a call that is held comes back once this is called without."""
         self._library.stub_init(code, held)
 
     def code(self, gpu: int, function: str, code: int) -> None:

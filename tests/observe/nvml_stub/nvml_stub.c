@@ -1,4 +1,4 @@
-/* A stand-in for libnvidia-ml.so.1: GPUs whose numbers, errors and hangs the tests set through the stub_* functions. */
+/* A stand-in for libnvidia-ml.so.1: GPUs whose numbers, errors and hangs the tests set through stub_*. */
 
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,9 @@
-"""A run in a process of its own: a worker that steps and is observed. Prints what it found as one line of JSON.
+"""A run in a process of its own: a worker that steps and is observed. Prints what it found as a line of JSON.
 
 python -m tests.observe.wandb_kit.run FOLDER MODE [INIT_S FINISH_S PAUSE_AFTER]
 
-Its clock and its monitor's ticks are its own, so a run holds the same steps and windows on any machine; only W&B's
-own process and its time-outs live in real time.
+Its clock and its monitor's ticks are its own, so a run holds the same steps and windows on any machine; only
+W&B's own process and its time-outs live in real time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Touched:
 
 
 class TouchedWandb(Touched):
-    """`wandb` as the sink sees it; the first `init` and its `finish` have these time-outs, later ones all the time.
+    """`wandb` as the sink sees it; the first `init` and its `finish` have these time-outs, later ones none.
 
     Attributes:
         limits: the time-outs that the sink asked for.
@@ -75,7 +75,7 @@ def main(
     finish_s: float = HANG_S,
     pause_after: int = 0,
 ) -> dict[str, Any]:
-    """The whole run; after window `pause_after`, once W&B's run is there, it waits until `go` is in the folder.
+    """The whole run; after window `pause_after`, once W&B's run is there, it waits for `go` in the folder.
 
     When W&B's run is another one from then on, half of the windows come after that was noticed.
     """

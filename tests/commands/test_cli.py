@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from dflash.cli import run
+from dflash.data.tokenizer import train_tokenizer
 from tests.pipeline.run import SMALL, write_ids
 from tests.waiting import HANG_S, wait_until
 
@@ -79,20 +80,12 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, monkeypatch, caps
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("case", ["collector", "sink", "objective"])
-def test_a_dry_run_refuses_the_same_names(case, capsys):
-    settings, _, words = BAD_INPUT[case]
-    assert run([*arguments(*settings), "--dry-run"]) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err
-    assert captured.out == ""
-
-
-@pytest.mark.slow
-def test_a_conversation_without_an_answer_is_named_by_its_line(tmp_path, monkeypatch, capsys, no_model, cache):
+def test_a_conversation_without_an_answer_is_named_by_its_line(tmp_path, monkeypatch, capsys, no_model):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text(lines(GOOD_CHAT, NO_ANSWER))
-    assert run(arguments("target.tiny.vocab_size=512", "data.path=data.jsonl", f"data.cache={cache}")) == 2
+    train_tokenizer(["Say hi."] * 3, 300).save_pretrained(tmp_path / "tokenizer")
+    own = (f"data.tokenizer={tmp_path / 'tokenizer'}", f"data.cache={tmp_path / 'cache'}")
+    assert run(arguments("target.tiny.vocab_size=512", "data.path=data.jsonl", *own)) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "data.jsonl:2: " in error
     assert "assistant" in error

@@ -258,7 +258,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
             if len(asked) == interrupted_at:
                 raise KeyboardInterrupt
             asked.append(inject_percent)
-            made = replace(trial(inject_percent, subject, seed=seed), minutes=minutes)
+            made = replace(trial(inject_percent, subject, seed=seed, rounds=4), minutes=minutes)
             return replace(made, incomplete=("head died",)) if subject == broken else made
 
         monkeypatch.setattr(selfcheck, "try_gate", try_gate)

@@ -17,6 +17,8 @@ from tests.pipeline.run import losses, small_config, small_trainer
 
 pytestmark = pytest.mark.timeout(240)
 NAMES = tuple(collector.name for collector in COLLECTORS)
+ONE_LAYER = "drafter.layers=1"
+"""Every layer is counted operation by operation; a second one would be counted as the first."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def proof(folder: Path) -> Proof:
     """Off, each collector, all together, and each planted fault, in one run."""
     arms: dict[str, tuple[str, ...]] = {OFF: (), "all": NAMES}
     arms |= {f"only:{name}": (name,) for name in (*NAMES, *COUNTED)}
-    return count_arms(harness_config(small_config(folder)), arms, plants=COUNTED, cycle=2)
+    return count_arms(harness_config(small_config(folder, ONE_LAYER)), arms, plants=COUNTED, cycle=2)
 
 
 def test_the_steady_state_has_no_sync(proof: Proof) -> None:
@@ -68,7 +70,7 @@ def test_losses_are_equal_in_every_arm(proof: Proof) -> None:
 
 
 def test_two_proofs_are_equal(folder: Path, proof: Proof) -> None:
-    again = count_arms(harness_config(small_config(folder)), {OFF: ()}, cycle=2)
+    again = count_arms(harness_config(small_config(folder, ONE_LAYER)), {OFF: ()}, cycle=2)
     assert again.counts[OFF] == proof.counts[OFF]
 
 
@@ -82,14 +84,14 @@ def test_counting_does_not_change_training(tmp_path: Path) -> None:
 
 def test_a_bfloat16_step_with_two_drafters_has_no_sync(folder: Path) -> None:
     settings = ('drafter.devices=["cpu:1", "cpu:2"]', 'drafter.dtype="bfloat16"', "train.accumulation=2")
-    counted = count_arms(harness_config(small_config(folder, *settings)), {OFF: (), "all": NAMES}, cycle=2)
+    counted = count_arms(harness_config(small_config(folder, ONE_LAYER, *settings)), {OFF: (), "all": NAMES}, cycle=2)
     assert counted.syncs(OFF) == 0
     assert counted.difference("all") == []
     assert set(counted.roles) >= {"drafter/0", "drafter/1"}
 
 
 def test_answer_speaks_the_harness_words(folder: Path) -> None:
-    config = harness_config(small_config(folder)).model_dump(mode="json")
+    config = harness_config(small_config(folder, ONE_LAYER)).model_dump(mode="json")
     counts = answer({"config": config, "plants": ["item"], "arms": {OFF: [], "only:item": ["item"]}, "cycle": 2})
     assert (counts[OFF].syncs, counts["only:item"].syncs) == (0, 2)
     (place,) = [place for place in counts["only:item"].places if place.kind == "sync"]
@@ -104,7 +106,7 @@ def test_an_unarmed_way_is_not_zero(proof: Proof) -> None:
 
 
 def test_the_audit_finds_nothing_in_the_trainer(folder: Path) -> None:
-    way = audit(harness_config(small_config(folder)))
+    way = audit(harness_config(small_config(folder, ONE_LAYER)))
     assert way.counts() == {}
     assert way.operations["target/0"] > 100
     assert way.operations["drafter/0"] > 100
@@ -112,6 +114,6 @@ def test_the_audit_finds_nothing_in_the_trainer(folder: Path) -> None:
 
 @pytest.mark.fault
 def test_the_audit_finds_a_planted_item(folder: Path) -> None:
-    counts = audit(harness_config(small_config(folder)), plant="item").counts()
+    counts = audit(harness_config(small_config(folder, ONE_LAYER)), plant="item").counts()
     ((role, kind, place),) = counts
     assert (role, kind, place.function) == ("drafter/0", "local_scalar_dense", "_item")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench.syncs.count import count_syncs
+from bench.syncs.faults import truth
 from bench.syncs.faults.truth import CASES, PAGEABLE_CASES, Case, operands, syncs_of
 from bench.syncs.ways.fake_device import FakeDeviceWay
 from bench.syncs.ways.gpu_trace import GpuTraceWay
@@ -84,12 +85,10 @@ def test_cuda_ways(case: Case, on_gpu: dict[str, dict[str, dict[str, int]]]) -> 
         assert bool(on_gpu["GPU trace"][case.name]) == case.waits
 
 
-def test_gpu_trace_is_unavailable_without_a_gpu() -> None:
+def test_gpu_trace_is_unavailable_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    finished = subprocess.run(
-        [sys.executable, "-m", "bench.syncs.faults.truth", GpuTraceWay.name], capture_output=True, text=True, timeout=120
-    )
-    assert finished.returncode == 4
-    assert finished.stdout == ""
-    assert "unavailable: no CUDA device" in finished.stderr
+    assert truth.main([GpuTraceWay.name]) == 4
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "unavailable: no CUDA device" in said.err

@@ -30,12 +30,12 @@ ALLOWED = {
 
 def findings(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of each use of a clock or of `sleep`, and of each wait with a short limit."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     modules = {"time"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             modules.update(alias.asname for alias in node.names if alias.name == "time" and alias.asname)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             for alias in node.names:
                 if alias.name in CLOCKS or alias.name == "*":

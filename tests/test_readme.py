@@ -32,6 +32,10 @@ SMALL_RUN = (
 )
 
 
+SLOW = ("dflash eval", "dflash export", "python -m bench syncs")
+"""They load a checkpoint, or start a process."""
+
+
 def commands() -> list[str]:
     """The indented lines of the README that start a program."""
     found = re.findall(r"^    ((?:dflash|python -m|pytest) .*?)(?:\s{2,}#.*)?$", README, flags=re.MULTILINE)
@@ -138,7 +142,10 @@ RUNNERS = {
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=[pytest.mark.slow] if one.startswith(SLOW) else []) for one in commands()],
+)
 def test_the_command_runs(command, tmp_path, monkeypatch):
     runner = next((call for prefix, call in RUNNERS.items() if command.startswith(prefix)), None)
     assert runner is not None, f"no test runs {command!r}: add one to RUNNERS"

@@ -41,6 +41,7 @@ def check_schema(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in WORKFLOW.parent.iterdir()))
 def test_the_workflow_is_one(name: str) -> None:
     pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed")
@@ -48,6 +49,7 @@ def test_the_workflow_is_one(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_misspelt_key_would_be_seen(tmp_path: Path) -> None:
     pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed")

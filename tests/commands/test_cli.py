@@ -126,6 +126,7 @@ def test_the_published_plan_of_the_reference_machine(capsys):
     assert "mask token 248070" in out
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * HANG_S)
 def test_sigterm_finishes_the_step_writes_a_checkpoint_and_the_run_resumes(tmp_path):
     ids = write_ids(tmp_path / "ids.jsonl")

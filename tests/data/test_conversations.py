@@ -58,6 +58,7 @@ def test_spellings_give_the_same_samples(load, jsonl):
     assert dataset.samples[0].loss_mask.dtype == bool
 
 
+@pytest.mark.slow
 def test_json_array_parquet_and_folder(load, jsonl, tmp_path):
     import datasets
 

@@ -107,6 +107,7 @@ def test_built_folder(built):
     assert 0.01 < len(splits["heldout"]) / len(splits["train"]) < 0.1
 
 
+@pytest.mark.slow
 def test_built_again_is_equal_byte_for_byte(built, library, tmp_path):
     """In another process too: nothing depends on a hash seed."""
     code = "import sys; from pathlib import Path; from dflash.data.corpus import ensure_stdlib; "
@@ -121,6 +122,7 @@ def test_built_again_is_equal_byte_for_byte(built, library, tmp_path):
     assert all((built / name).read_bytes() == (other / name).read_bytes() for name in files)
 
 
+@pytest.mark.slow
 def test_present_folder_is_taken_and_a_damaged_one_built_again(built, library, monkeypatch):
     monkeypatch.setattr(corpus, "read_library", None)  # would raise
     assert ensure_stdlib(built.parent, 1024, library) == built

@@ -173,6 +173,7 @@ def make(model, tokenizer, batch, stops=None, **settings):
     return TargetGenerator(model, tokenizer, stops or [tokenizer.eos_token_id], 12, batch=batch, **settings)
 
 
+@pytest.mark.slow
 def test_batch_equals_one_by_one_in_a_hybrid_model(model, tokenizer):
     """Left padding leaves no trace in attention, convolution or recurrent state, whatever the lengths."""
     generator = torch.Generator().manual_seed(0)
@@ -384,6 +385,7 @@ def test_command_regenerates_with_the_built_in_target(jsonl, tokenizer, tmp_path
     assert [row["conversations"][0]["content"] for row in rows_of(out)] == ["0?", "1?"]
 
 
+@pytest.mark.slow
 def test_command_regenerates_with_an_endpoint(server, jsonl, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     assert run("--regenerate", "--from", jsonl(*MANY), "--out", out, "--endpoint", server.url) == 0

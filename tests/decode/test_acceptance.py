@@ -81,6 +81,7 @@ def files(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_all_stages_on_a_users_own_files(files, capsys):
     small = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 16, "vocab_size": 320}
     small |= {"layers": 5, "linear_heads": 1, "linear_head_dim": 16}

@@ -91,6 +91,7 @@ def test_repeated_share():
     assert repeated_share([]) == 0.0
 
 
+@pytest.mark.slow
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     assert plot(tmp_path / "slots.png", summarise([A, replace(A, cycles=(Cycle(0, 3, 1),))], 4), "run")

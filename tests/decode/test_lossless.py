@@ -35,6 +35,7 @@ def target(request, target_of):
     return target_of(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(9,), (17, 5, 30, 1)], ids=["one row", "four rows"])
 def test_plain_decoding_is_the_targets_own(target, lengths):
     prompts = parts.prompts(lengths)
@@ -43,6 +44,7 @@ def test_plain_decoding_is_the_targets_own(target, lengths):
     assert [row.passes for row in decoded.rows] == [N] * len(prompts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(9,), (17, 5, 30, 1)], ids=["one row", "four rows"])
 def test_an_untrained_drafter_changes_nothing(target, lengths):
     prompts = parts.prompts(lengths)
@@ -64,6 +66,7 @@ def decode_with_oracle(target, lengths, monkeypatch, wrong_every=5, **options):
     return speculate(target, parts.make_drafter(target), prompts, max_new_tokens=N, **options), [text[:N] for text in texts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(9,), (17, 5, 30, 1)], ids=["one row", "four rows"])
 @pytest.mark.parametrize("wrong_every", [3, 8])
 def test_rejected_drafts_leave_no_trace(target, lengths, wrong_every, monkeypatch):
@@ -82,6 +85,7 @@ def keeps_the_text(target, monkeypatch):
     return decoded.rows[0].tokens == texts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["hybrid", "next"])
 def test_a_state_that_is_not_rolled_back_is_found(family, target_of, monkeypatch):
     """Planted: the recurrent state keeps the rejected tokens, as transformers' crop alone would leave it."""
@@ -113,6 +117,7 @@ def test_transformers_crop_does_not_roll_back_a_recurrent_state(target_of):
     assert not torch.equal(cache.layers[0].recurrent_states[0], before)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_text_ends_a_row(target_of, monkeypatch):
     target = target_of("hybrid")
     lengths = (9, 5)
@@ -150,6 +155,7 @@ def test_a_smaller_block_can_be_asked_for(target_of, monkeypatch):
     assert {cycle.tokens for cycle in decoded.rows[0].cycles} == {4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["hybrid", "sliding"])
 def test_rows_do_not_disturb_each_other(family, target_of):
     """A drafter's guesses for a row are the same alone and among longer rows."""
@@ -161,6 +167,7 @@ def test_rows_do_not_disturb_each_other(family, target_of):
     assert [row.cycles for row in together.rows] == [row.cycles for row in alone]
 
 
+@pytest.mark.slow
 def test_a_text_model_in_a_wrapper(target_of, monkeypatch):
     target = target_of("wrapped")
     decoded, texts = decode_with_oracle(target, (9, 14), monkeypatch)

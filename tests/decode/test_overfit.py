@@ -17,6 +17,8 @@ from dflash.release.released import build_drafter, load_released
 from steptime.errors import UserError
 from tests.decode import parts
 
+pytestmark = pytest.mark.slow  # one of them trains it for all
+
 PROMPT = parts.prompts((12,))[0]
 NEW = 1 + 6 * 8  # the first token comes from the prompt's pass, then whole blocks
 OPTIONS = {"limit": 4, "max_new_tokens": NEW, "temperature": 0.0, "top_p": 1.0, "seed": 0, "batch": 1}

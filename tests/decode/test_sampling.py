@@ -75,12 +75,14 @@ def draw(target, sampler, monkeypatch, rows=4000):
     return [row.tokens for row in decoded.rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_distribution_is_the_targets(target, name, monkeypatch):
     sampler = SAMPLERS[name]
     assert p_value(draw(target, sampler, monkeypatch), exact(target, sampler)) > SAME
 
 
+@pytest.mark.slow
 def test_the_distribution_is_a_hybrid_targets(hybrid, monkeypatch):
     sampler = Sampler(1.0, seed=7)
     assert p_value(draw(hybrid, sampler, monkeypatch, rows=500), exact(hybrid, sampler)) > SAME
@@ -110,6 +112,7 @@ def redrawn(drafts, chosen):
     return matches.long().cumprod(dim=1).sum(dim=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [lenient, shifted])
 def test_biased_acceptance_is_found(target, fault, monkeypatch):
     monkeypatch.setattr(dflash.decode.generate, "leading_matches", fault)
@@ -117,6 +120,7 @@ def test_biased_acceptance_is_found(target, fault, monkeypatch):
     assert p_value(draw(target, sampler, monkeypatch), exact(target, sampler)) < OTHER
 
 
+@pytest.mark.slow
 def test_refusing_a_right_draft_is_no_bias(target, monkeypatch):
     """The target's own choice is committed either way: slower, and still its distribution."""
     monkeypatch.setattr(dflash.decode.generate, "leading_matches", redrawn)

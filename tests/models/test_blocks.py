@@ -130,6 +130,7 @@ def test_the_dense_mask_equals_the_slow_one(row, seed, window):
     assert seen.any(dim=1).all(), "no row is empty"
 
 
+@pytest.mark.slow
 @QUICK
 @given(rows(), st.integers(0, 2**31), st.integers(1, 4))
 def test_limits_hold_for_every_block_of_a_chunk(row, seed, chunk):

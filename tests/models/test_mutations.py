@@ -28,7 +28,7 @@ from tests.models.cases import Case, make_case, make_drafter, run
 from tests.models.slow import slow_forward
 from tests.models.test_blocks import slow_slot
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
 PATHS = ["modules, dense", "modules, split", "written out"]
 DEFAULT = {"sliding_layers": 1, "sliding_window": 9}

@@ -7,6 +7,7 @@ import pytest
 from bench.peers import speed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_our_step_learns(dtype):
     shape = speed.Shape(32, 64, 2, 2, 1, 16, 50, 1, 48, 8, 4, 2, dtype)

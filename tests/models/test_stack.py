@@ -78,6 +78,7 @@ def test_any_attention_serves_through_an_island():
     assert_same(found, expected, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_pieces_give_the_same(dtype, monkeypatch):
     """Traced as for a GPU, run by torch's own operations: code generation is torch's to test, and takes minutes here."""

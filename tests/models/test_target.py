@@ -153,6 +153,7 @@ def test_padding_on_the_right_changes_nothing_before_it(ids):
         torch.testing.assert_close(with_padding[:, :21], alone, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_packed_documents_run_as_if_alone(ids):
     """Full attention and recurrent state start afresh with each document, in batches of unequal packing."""
     target = load_target(TINY, CPU)

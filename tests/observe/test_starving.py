@@ -120,6 +120,7 @@ def observed(folder: Path, clock: Clock, slow: Callable[[Slowness], None]) -> tu
     return summary.values, summary.bottleneck
 
 
+@pytest.mark.slow
 def test_the_real_trainer_fills_every_key_that_needs_no_gpu(tmp_path: Path, clock: Clock) -> None:
     """A key in the registry that no code writes would stay an empty panel for ever."""
     two = ("target.devices=['cpu','cpu']", "drafter.devices=['cpu','cpu']")
@@ -142,6 +143,7 @@ def test_the_real_trainer_fills_every_key_that_needs_no_gpu(tmp_path: Path, cloc
     assert [key for key in empty if not key.startswith(("gpu/", "cuda/"))] == []
 
 
+@pytest.mark.slow
 def test_a_slow_target(tmp_path: Path, clock: Clock) -> None:
     values, verdict = observed(tmp_path, clock, Slowness.target)
     assert verdict.startswith("bottleneck: target side, drafters idle")
@@ -153,6 +155,7 @@ def test_a_slow_target(tmp_path: Path, clock: Clock) -> None:
     assert slow < 0.2 * quick
 
 
+@pytest.mark.slow
 def test_a_slow_drafter(tmp_path: Path, clock: Clock) -> None:
     values, verdict = observed(tmp_path, clock, Slowness.drafter)
     assert verdict.startswith("bottleneck: drafter side, targets idle")
@@ -164,6 +167,7 @@ def test_a_slow_drafter(tmp_path: Path, clock: Clock) -> None:
     assert slow < 0.2 * quick
 
 
+@pytest.mark.slow
 def test_a_slow_prefetcher(tmp_path: Path, clock: Clock) -> None:
     values, verdict = observed(tmp_path, clock, Slowness.prefetching)
     assert verdict.startswith("bottleneck: data side (prefetcher)")
@@ -196,6 +200,7 @@ def test_a_worker_that_hangs_is_seen_while_it_hangs(tmp_path: Path, clock: Clock
     assert find_bottleneck(windows[2], 0.2).drafters_idle == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_target_that_cannot_hand_over_is_seen_while_it_waits(tmp_path: Path, clock: Clock) -> None:
     """The drafter hangs and the queue fills up: the target's wait grows at each tick, not in one lump at its end."""
     settings = ("train.steps=14", *BY_HAND, "queue.capacity=1", "queue.hs_min_ready=1")

@@ -60,6 +60,7 @@ def test_declared_syncs_pass() -> None:
     assert scopes.summary() == ["drafter/0: 2 declared: checkpoint"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_trainer_passes_disallow(tmp_path: Path) -> None:
     scopes = GuardScopes("disallow")
@@ -84,6 +85,7 @@ def test_a_planted_item_ends_a_guarded_run(tmp_path: Path) -> None:
     assert "bench/syncs/faults/planted.py" in str(raised.value.failure.error)
 
 
+@pytest.mark.slow
 def test_unguarded_runs_import_no_bench() -> None:
     code = "import sys, dflash.pipeline.trainer; sys.exit(any(name.split('.')[0] == 'bench' for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=120).returncode == 0

@@ -51,6 +51,7 @@ def plant_in_prefetcher(trainer):
     return "prefetcher"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["one", "several"])
 @pytest.mark.parametrize("where", [plant_in_target, plant_in_drafter, plant_in_prefetcher])
 def test_a_worker_that_raises_ends_the_run_with_its_traceback(tmp_path, where, workers):
@@ -69,6 +70,7 @@ def test_a_worker_that_raises_ends_the_run_with_its_traceback(tmp_path, where, w
     wait_until(lambda: set(threading.enumerate()) <= before)
 
 
+@pytest.mark.slow
 def test_a_monitor_that_raises_does_not_stop_training(tmp_path):
     trainer = small_trainer(tmp_path, "observe.tick_s=0.01", "train.steps=30")
     ticks = []

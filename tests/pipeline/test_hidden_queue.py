@@ -66,6 +66,7 @@ def test_ordered_mode_keeps_room_for_the_batches_that_are_wanted_next():
     assert queue.depth() == 2
 
 
+@pytest.mark.slow
 @given(
     drafters=st.integers(1, 3),
     capacity=st.integers(1, 5),

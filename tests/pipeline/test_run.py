@@ -15,12 +15,14 @@ from tests.pipeline.run import losses, small_trainer
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path):
     curve = losses(small_trainer(tmp_path, "train.steps=150"))
     assert len(curve) == 150
     assert sum(curve[-5:]) < 0.6 * sum(curve[:5])
 
 
+@pytest.mark.slow
 def test_one_seed_one_curve_to_the_last_bit(tmp_path):
     first = losses(small_trainer(tmp_path, name="a"))
     second = losses(small_trainer(tmp_path, name="b"))
@@ -28,12 +30,14 @@ def test_one_seed_one_curve_to_the_last_bit(tmp_path):
     assert first != losses(small_trainer(tmp_path, "data.seed=1", name="c"))
 
 
+@pytest.mark.slow
 def test_one_curve_whatever_the_number_of_targets(tmp_path):
     one = losses(small_trainer(tmp_path, name="one"))
     three = losses(small_trainer(tmp_path, 'target.devices=["cpu:0", "cpu:1", "cpu:2"]', name="three"))
     assert one == three
 
 
+@pytest.mark.slow
 def test_n_drafters_equal_one_that_accumulates_n(tmp_path):
     accumulating = small_trainer(tmp_path, "train.accumulation=3", name="one")
     several = small_trainer(tmp_path, 'drafter.devices=["cpu:0", "cpu:1", "cpu:2"]', name="three")
@@ -44,6 +48,7 @@ def test_n_drafters_equal_one_that_accumulates_n(tmp_path):
         assert torch.equal(replica.flat.master, three)
 
 
+@pytest.mark.slow
 def test_mixed_order_trains_on_every_batch_once(tmp_path):
     trainer = small_trainer(
         tmp_path, "queue.ordered=false", 'drafter.devices=["cpu:0", "cpu:1"]', 'target.devices=["cpu:0", "cpu:1"]'
@@ -55,6 +60,7 @@ def test_mixed_order_trains_on_every_batch_once(tmp_path):
     assert checkpoint.load(result.checkpoint).progress == checkpoint.Progress(6, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafters", ['["cpu"]', '["cpu:0", "cpu:1"]'])
 def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path, drafters):
     whole = losses(small_trainer(tmp_path, f"drafter.devices={drafters}", name="whole"))
@@ -78,6 +84,7 @@ def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path, drafters):
     assert head + losses(second) == whole
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_the_middle_is_the_state_at_its_step(tmp_path):
     whole = losses(small_trainer(tmp_path, "train.checkpoint_every=2", "train.keep_checkpoints=9", name="whole"))
     paths = checkpoint.checkpoints(tmp_path / "whole" / "checkpoints")
@@ -106,6 +113,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_samples(tmp_path):
     trainer.observer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpace", "kd"])
 def test_every_objective_runs(tmp_path, kind):
     assert all(math.isfinite(loss) for loss in losses(small_trainer(tmp_path, f"objective.kind={kind}", name=kind)))
@@ -128,6 +136,7 @@ def test_step_scalars_are_dataclasses_of_plain_numbers(tmp_path):
     assert 1.0 <= row.accept_length <= 4.0
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_released_drafter(tmp_path):
     from dflash.pipeline.trained import load_trained
     from dflash.release.export import export
@@ -140,6 +149,7 @@ def test_a_run_starts_from_a_released_drafter(tmp_path):
     assert warm[0] < 0.8 * before[0]
 
 
+@pytest.mark.slow
 def test_a_drafter_of_another_size_is_no_start(tmp_path):
     from dflash.pipeline.trained import load_trained
     from dflash.release.export import export

@@ -81,6 +81,7 @@ def test_the_end_of_the_run_brings_what_is_still_under_way() -> None:
     assert late.pending == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_stops_the_trainer_and_is_named_with_its_batch(tmp_path: Path, bad: float) -> None:
     trainer = small_trainer(tmp_path, "train.steps=12", save_checkpoints=False)

@@ -128,6 +128,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, message, shape, ten
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -88,6 +88,7 @@ def test_a_baseline_of_another_machine_is_4_before_anything_is_measured(
     assert "belongs to another machine" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @fault
 @pytest.mark.parametrize(
     ("changes", "said"),
@@ -178,6 +179,7 @@ def test_in_ci_what_a_comparison_says_is_in_the_job_summary(here: Path, monkeypa
     assert summary.read_text().startswith("Baseline: OVER: ")
 
 
+@pytest.mark.slow
 @fault
 @pytest.mark.parametrize("action", ["record", "compare"])
 @pytest.mark.parametrize("changes", [{"command": "gate"}, {"subject": "spin"}])

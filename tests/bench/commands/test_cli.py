@@ -73,6 +73,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
     return overhead
 
 
+@pytest.mark.slow
 def test_a_clean_run_is_0_and_leaves_three_whole_files(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run("--seed", "3")
     assert code == ExitCode.WITHIN
@@ -89,6 +90,7 @@ def test_a_clean_run_is_0_and_leaves_three_whole_files(run, tmp_path: Path, caps
     assert {"seconds", "tokens", "order", "round"} <= set(segment)
 
 
+@pytest.mark.slow
 @fault
 def test_an_injected_slowdown_is_1_and_blames_itself(run) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run("--inject", "2%")
@@ -96,6 +98,7 @@ def test_an_injected_slowdown_is_1_and_blames_itself(run) -> None:  # type: igno
     assert {cost.name: cost.verdict.value for cost in receipt.collectors} == {"a": "within", "b": "within", INJECTED: "over"}
 
 
+@pytest.mark.slow
 @fault
 def test_together_is_one_question_with_fewer_arms(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run("--together")
@@ -110,11 +113,13 @@ def test_together_is_one_question_with_fewer_arms(run, tmp_path: Path, capsys: p
     assert run("--together", corrupt="b")[0] == ExitCode.INVALID
 
 
+@pytest.mark.slow
 @fault
 def test_a_budget_decides(run) -> None:  # type: ignore[no-untyped-def]
     assert run("--inject", "2%", "--budget", "8%")[0] == ExitCode.WITHIN
 
 
+@pytest.mark.slow
 @fault
 def test_an_exact_count_that_rose_is_1(run) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run(counter=Counted(rises="b"))
@@ -123,11 +128,13 @@ def test_an_exact_count_that_rose_is_1(run) -> None:  # type: ignore[no-untyped-
     assert "b: syncs rose by 4" in receipt.reasons
 
 
+@pytest.mark.slow
 @fault
 def test_noise_that_hides_the_answer_is_3(run) -> None:  # type: ignore[no-untyped-def]
     assert run(noise=Noise(step=0.2, slow=0.1))[0] == ExitCode.UNRESOLVED
 
 
+@pytest.mark.slow
 @fault
 def test_losses_that_differ_are_4_with_arm_and_step(run) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run(corrupt="b")
@@ -136,11 +143,13 @@ def test_losses_that_differ_are_4_with_arm_and_step(run) -> None:  # type: ignor
     assert any("first difference: step" in reason for reason in receipt.reasons)
 
 
+@pytest.mark.slow
 @fault
 def test_a_counter_that_was_not_armed_is_4(run) -> None:  # type: ignore[no-untyped-def]
     assert run(counter=Counted(armed=False))[0] == ExitCode.INVALID
 
 
+@pytest.mark.slow
 @fault
 def test_an_unfit_machine_is_4(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("bench.machine.state.unfit", lambda before, after: ["other programs used 80% of the cores"])
@@ -156,6 +165,7 @@ def test_a_crashed_arm_is_5_and_still_leaves_a_receipt(run) -> None:  # type: ig
     assert "planted crash in arm only:b" in receipt.reasons[0]
 
 
+@pytest.mark.slow
 @fault
 def test_a_counting_process_that_failed_is_5(run) -> None:  # type: ignore[no-untyped-def]
     counter = Counted(failure="the counting process failed (exit code 1): out of memory")
@@ -214,6 +224,7 @@ def test_help_names_every_option_and_the_exit_codes(command: list[str], capsys: 
         assert all(flag in text for flag in flags)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) -> None:
@@ -254,6 +265,7 @@ def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert path.read_text() == "old"
 
 
+@pytest.mark.slow
 def test_in_ci_the_markdown_goes_to_the_job_summary(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")

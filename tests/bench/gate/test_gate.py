@@ -9,6 +9,7 @@ import textwrap
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,11 @@ runpy.run_module("bench.gate_worker", run_name="__main__", alter_sys=True)
 fault = pytest.mark.fault
 
 
+def slow(*values: str) -> Any:
+    """One of many like cases, each of which starts processes."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
     return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
@@ -74,6 +80,7 @@ class Interrupting(Reporter):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @fault
 def test_an_interrupted_gate_keeps_the_launches_it_has_and_is_incomplete() -> None:
     evidence = gather(SHORT, *OURS, Interrupting(launch=2))
@@ -86,6 +93,7 @@ def test_an_interrupted_gate_keeps_the_launches_it_has_and_is_incomplete() -> No
 # -- two resident processes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @fault
 def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found(tmp_path: Path) -> None:
     (tmp_path / "simulated.py").write_text(SIMULATED)
@@ -145,12 +153,12 @@ def test_as_many_launches_as_the_time_and_building_allow(
     ("body", "said"),
     [
         ("raise SystemExit('planted: no such module')", "head crashed (exit code 1): planted: no such module"),
-        ("print('hello?')", "instead of a message"),
-        ("print(json.dumps({'error': 'the config is wrong'}))", "head refused: the config is wrong"),
-        ("print(json.dumps({'hello': {'protocol': 99}}))", "speaks gate protocol 99"),
-        ("print(json.dumps({'hello': {'protocol': 2, 'root': '/elsewhere'}}))", "ran the code in /elsewhere"),
-        ("print(json.dumps({'greetings': 1}))", "does not understand: KeyError: 'hello'"),
-        ("print('[1, 2]')", "does not understand: TypeError"),
+        slow("print('hello?')", "instead of a message"),
+        slow("print(json.dumps({'error': 'the config is wrong'}))", "head refused: the config is wrong"),
+        slow("print(json.dumps({'hello': {'protocol': 99}}))", "speaks gate protocol 99"),
+        slow("print(json.dumps({'hello': {'protocol': 2, 'root': '/elsewhere'}}))", "ran the code in /elsewhere"),
+        slow("print(json.dumps({'greetings': 1}))", "does not understand: KeyError: 'hello'"),
+        slow("print('[1, 2]')", "does not understand: TypeError"),
     ],
 )
 def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, said: str) -> None:
@@ -160,6 +168,7 @@ def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, s
     assert said in judgement.reasons[0]
 
 
+@pytest.mark.slow
 @fault
 def test_the_traceback_of_a_worker_that_crashed_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", "import os\nos.environ['planted']"), QUIET)
@@ -169,6 +178,7 @@ def test_the_traceback_of_a_worker_that_crashed_is_shown(tmp_path: Path, capsys:
     assert "KeyError: 'planted'" in shown
 
 
+@pytest.mark.slow
 @fault
 def test_a_python_that_is_gone_is_a_lost_worker(tmp_path: Path) -> None:
     tree = replace(OURS[1], python=str(tmp_path / "no-python"))
@@ -199,6 +209,7 @@ def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypat
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.slow
 @fault
 def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "BUILD_S", 0.5)
@@ -208,6 +219,7 @@ def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
     worker.close()
 
 
+@pytest.mark.slow
 @fault
 def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incomplete(tmp_path: Path) -> None:
     body = f"""

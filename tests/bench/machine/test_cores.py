@@ -52,6 +52,7 @@ def test_elsewhere_the_system_places_them(tmp_path: Path, monkeypatch: pytest.Mo
     assert OwnCores(small_config(tmp_path)).cores == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(usable()) < 2, reason="one core for two workers")
 def test_the_trainers_workers_run_where_they_should(tmp_path: Path) -> None:
     subject = TrainerSubject(small_config(tmp_path))

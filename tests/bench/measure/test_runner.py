@@ -43,6 +43,7 @@ def verdict_of(found: Run, **changes: object):  # type: ignore[no-untyped-def]
     return judge(analyse(replace(found.measurement, **changes)), counts_required=False)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_identical_arms_are_within_and_every_segment_is_kept() -> None:
     found = run(SpinSubject({"a": 0.0, "b": 0.0}, noise=QUIET))
     judgement = verdict_of(found)
@@ -54,6 +55,7 @@ def test_identical_arms_are_within_and_every_segment_is_kept() -> None:
     assert found.difference == ""
 
 
+@pytest.mark.slow
 def test_a_known_cost_is_blamed_on_the_one_that_carries_it() -> None:
     found = run(SpinSubject({"a": 0.0, INJECTED: 0.02}, noise=QUIET))
     judgement = verdict_of(found)
@@ -73,6 +75,7 @@ def test_measuring_ends_when_it_is_clear_long_before_the_time_is_up() -> None:
     assert found.measurement.rounds == MIN_ROUNDS
 
 
+@pytest.mark.slow
 def test_measuring_ends_with_the_time_when_it_never_gets_clear() -> None:
     subject = SpinSubject({"a": 0.0, "b": 0.0}, noise=Noise(step=0.2, slow=0.05))
     found = run(subject, minutes=2)
@@ -120,6 +123,7 @@ def test_an_interrupted_run_keeps_what_was_measured_and_is_incomplete(capsys: py
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_collector_that_changes_training_is_invalid_with_arm_and_step() -> None:
     found = run(SpinSubject({"a": 0.0, "b": 0.0}, noise=QUIET, corrupt="b"))
     assert "of the cycle" in found.difference
@@ -128,6 +132,7 @@ def test_a_collector_that_changes_training_is_invalid_with_arm_and_step() -> Non
     assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INVALID)
 
 
+@pytest.mark.slow
 def test_a_deselected_arm_is_incomplete() -> None:
     found = run(SpinSubject({"a": 0.0, "b": 0.0}, noise=QUIET))
     kept = tuple(segment for segment in found.measurement.segments if segment.arm != "only:a")

@@ -96,6 +96,7 @@ def usage_error(result: pytest.RunResult, message: str) -> None:
     assert "passed" not in text(result)
 
 
+@pytest.mark.slow
 def test_every_arm_is_a_benchmark_in_tokens_per_second(bench: Bench) -> None:
     result = bench.run("--benchmark-json=out.json")
     assert result.ret == 0
@@ -161,6 +162,7 @@ def test_newer_python_and_torch_keep_the_baseline_and_are_shown(bench: Bench) ->
     assert "versions differ from the compared run: python 3.11.7 -> 3.13.1" in text(result)
 
 
+@pytest.mark.slow
 def test_the_stated_figure_is_a_floor_for_its_machine(bench: Bench) -> None:
     reference = identity.describe([("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {})
     bench.on(reference)
@@ -185,6 +187,7 @@ def test_compare_with_a_path_shows_and_says_that_it_does_not_judge(bench: Bench)
     assert "test_tokens[off] (NOW)" in text(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("speed", "code_"), [(1.0, 0), (1.04, 0), (1.06, FAILED)])
 def test_compare_fail_judges_in_the_tests(bench: Bench, speed: float, code_: int) -> None:
     saved = bench.saved("before.json", speed=speed)
@@ -196,6 +199,7 @@ def test_compare_fail_judges_in_the_tests(bench: Bench, speed: float, code_: int
         assert "PerformanceRegression" not in text(result)
 
 
+@pytest.mark.slow
 def test_benchmarks_of_other_files_are_judged_too(bench: Bench) -> None:
     """The plugin's own judging is switched off, so ours must reach every benchmark under bench/."""
     other = ["bench/test_hot_path.py::test_one", "bench/test_throughput.py::test_tokens[off]"]
@@ -210,6 +214,7 @@ def test_benchmarks_of_other_files_are_judged_too(bench: Bench) -> None:
     assert result.ret == 0, text(result)
 
 
+@pytest.mark.slow
 def test_every_repeated_expression_counts(bench: Bench) -> None:
     """pytest-benchmark keeps the last one alone."""
     saved = bench.saved("before.json", speed=1.1)
@@ -226,6 +231,7 @@ def test_a_fraction_of_a_percent_is_refused_by_the_plugin(bench: Bench) -> None:
     assert bench.run("--benchmark-compare", "--benchmark-compare-fail=mean:2.5%").ret == USAGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["absent.json", "0007", "nothing/here"])
 def test_nothing_to_compare_with_is_an_error(bench: Bench, given: str) -> None:
     usage_error(bench.run(f"--benchmark-compare={given}"), f"{given}: no such run")
@@ -249,6 +255,7 @@ def test_comparing_nothing_is_refused(bench: Bench, option: str) -> None:
     usage_error(bench.run("--benchmark-compare", option), "would compare nothing")
 
 
+@pytest.mark.slow
 def test_a_deselected_arm_is_refused(bench: Bench) -> None:
     saved = bench.saved("before.json")
     usage_error(
@@ -258,6 +265,7 @@ def test_a_deselected_arm_is_refused(bench: Bench) -> None:
     assert result.ret == 0, text(result)
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_gone_is_refused(bench: Bench) -> None:
     saved = bench.saved("before.json", collectors=("profile", "pipeline", "gpu"))
     usage_error(bench.run(f"--benchmark-compare={saved}"), "test_tokens[gpu]")
@@ -281,6 +289,7 @@ def test_other_machines_runs_are_refused_or_shown_unjudged(bench: Bench) -> None
     assert "shown, not judged: it belongs to another machine" in text(shown)
 
 
+@pytest.mark.slow
 def test_a_file_of_another_config_or_tool_is_refused(bench: Bench) -> None:
     saved = bench.saved("before.json")
     tree = json.loads(saved.read_text())
@@ -333,6 +342,7 @@ def test_a_collector_over_budget_fails_its_own_test(bench: Bench) -> None:
     assert bench.run("--benchmark-only", receipt=bench.path / "slow.json").ret == FAILED
 
 
+@pytest.mark.slow
 def test_not_resolved_is_an_expected_failure_and_strict_makes_it_one(bench: Bench) -> None:
     noisy = bench.receipt("noisy.json", noise=0.05)
     result = bench.run("-rx", receipt=noisy)
@@ -367,6 +377,7 @@ def test_a_receipt_that_does_not_fit_is_refused(bench: Bench, change: Callable[[
     usage_error(bench.run(), message)
 
 
+@pytest.mark.slow
 def test_skipped_gpu_benchmarks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: skipped, an error where one is required, and never a passed comparison."""
     import torch
@@ -397,6 +408,7 @@ def test_skipped_gpu_benchmarks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert "of the baseline were not measured" in text(compared)
 
 
+@pytest.mark.slow
 def test_it_measures_when_no_receipt_is_given(bench: Bench) -> None:
     """The light subject, for real; whatever the verdict on a busy machine, figures are there and the exit code is a test's."""
     result = bench.pytester.runpytest_inprocess(

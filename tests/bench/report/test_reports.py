@@ -33,6 +33,7 @@ def test_a_report_is_what_was_reviewed(name: str, render: object, suffix: str) -
     assert text == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_scenes_are_what_they_claim() -> None:
     found = {name: (scene().verdict, scene().exit_code) for name, scene in SCENES.items()}
     assert found == {

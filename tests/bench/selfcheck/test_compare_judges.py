@@ -36,6 +36,7 @@ def test_judges_know_which_way_is_slower(name: str) -> None:
     assert not OTHERS[name](base, base)
 
 
+@pytest.mark.slow
 def test_drift_fools_base_then_head_and_not_pairs() -> None:
     drifting = next(n for n in NOISES if n.name == "drift 10%")
     traces, base = simulated(drifting, RUNS, seed=0)
@@ -46,6 +47,7 @@ def test_drift_fools_base_then_head_and_not_pairs() -> None:
     assert found.hits[OURS] <= 0.12 * RUNS
 
 
+@pytest.mark.slow
 def test_two_percent_is_missed_by_the_others_and_found_here() -> None:
     shared = next(n for n in NOISES if n.name == "shared machine")
     traces, base = simulated(shared, RUNS, seed=0)
@@ -76,6 +78,7 @@ def test_too_few_recorded_segments_are_refused(tmp_path: Path) -> None:
         recorded(Receipt.read(receipt_file(tmp_path)), 40)
 
 
+@pytest.mark.slow
 def test_simulated_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--runs", "3", "--pairs", "8"]) == 0
     assert "| shared machine" in capsys.readouterr().out

@@ -79,6 +79,7 @@ def test_a_row_counts_verdicts_and_what_others_would_have_said() -> None:
     assert row.rivals["pyperf t-test"] == 3
 
 
+@pytest.mark.slow
 def test_identical_code_is_judged_with_its_times_scaled_too() -> None:
     """As precisely as if head had really lost that share, and only by gates of identical code."""
     rows = make_rows(["spin"], GATE_MINUTES, COSTS)
@@ -105,6 +106,7 @@ def test_a_list_with_a_0_in_it_is_the_order_itself() -> None:
     assert [row.inject_percent for row in rows if not row.scaled] == [0.0, 2.0]
 
 
+@pytest.mark.slow
 def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for number, file in enumerate(files):
@@ -191,6 +193,7 @@ def test_the_tables_name_subject_question_answer_and_bounds() -> None:
     assert json.loads(to_json(report))["schema"] == "dflash-bench/selfcheck/3"
 
 
+@pytest.mark.slow
 def test_gates_of_unlike_lengths_are_not_added_up() -> None:
     stored = [trial(0.0), replace(trial(0.0, seed=1), minutes=6.0), replace(trial(2.0, seed=2), minutes=6.0)]
     rows = rows_of(stored)
@@ -236,6 +239,7 @@ def test_a_planted_fault_is_found_by_what_it_adds(on: ExactCounts, found: bool, 
     assert judge_plant("x", ExactCounts("off", 4, True, 0, 100, 8, None), on) == PlantFound("x", found, how)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_timing_run_that_dies_is_a_fault_that_was_missed() -> None:
     found = time_plant("busy_loop", "no/such/config.toml", [])
@@ -270,6 +274,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     return run
 
 
+@pytest.mark.slow
 def test_time_goes_to_each_kind_of_gate_in_turn(
     check: Callable[..., list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +289,7 @@ def test_time_goes_to_each_kind_of_gate_in_turn(
     assert (tmp_path / "summary.md").read_text().startswith("# Self-check of the harness")
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_what_was_found_wrong_is_in_the_job_summary_too(
     check: Callable[..., list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +301,7 @@ def test_what_was_found_wrong_is_in_the_job_summary_too(
     assert re.search(r"\| item +\| NO ", (tmp_path / "summary.md").read_text())
 
 
+@pytest.mark.slow
 def test_a_second_check_into_the_same_folder_goes_on_from_there(check: Callable[..., list[float]], tmp_path: Path) -> None:
     first, second = check(plants=False), check(injected=[0.0], gate_minutes=1.0, plants=False)
     stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
@@ -303,6 +310,7 @@ def test_a_second_check_into_the_same_folder_goes_on_from_there(check: Callable[
     assert stored["seconds"] > 60 * GATE_MINUTES * len(first)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_gates_of_an_earlier_check_do_not_excuse_one_that_measured_nothing(
     check: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]
@@ -312,6 +320,7 @@ def test_gates_of_an_earlier_check_do_not_excuse_one_that_measured_nothing(
     assert "INCOMPLETE: no gate of spin was measured and judged" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_one_subject_whose_gates_all_fail_is_not_hidden_by_another(
     check: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -320,6 +329,7 @@ def test_one_subject_whose_gates_all_fail_is_not_hidden_by_another(
     assert "INCOMPLETE: no gate of trainer was measured and judged" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_an_interrupted_check_is_not_green(check: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]) -> None:
     assert len(check(ExitCode.INCOMPLETE, interrupted_at=3)) == 3

@@ -121,6 +121,7 @@ def test_under_normal_noise_whole_segments_judge_at_the_usual_error() -> None:
     assert found.low == pytest.approx(slowdown_percent(low))
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(("rate", "size"), [(0.06, 0.3), (0.02, 1.0), (0.15, 0.15)])
 def test_a_cost_on_few_rounds_makes_whole_segments_judge(rate: float, size: float) -> None:
@@ -143,6 +144,7 @@ def test_the_checks_seldom_see_a_cost_in_noise() -> None:
     assert seen / 400 < 0.14, "two checks of one in twenty"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread_of_launches", [0.0, 0.004])
 def test_bounds_hold_in_heavy_tails_whatever_the_launches_do(spread_of_launches: float) -> None:
     rng, runs, low, high = np.random.default_rng(26), 1000, 0, 0
@@ -157,6 +159,7 @@ def test_bounds_hold_in_heavy_tails_whatever_the_launches_do(spread_of_launches:
     assert high / runs < limit
 
 
+@pytest.mark.slow
 def test_the_sign_flip_agrees_with_the_bound_of_the_middle_half() -> None:
     """Else it would take back what the middle half gains."""
     rng, both = np.random.default_rng(27), 0

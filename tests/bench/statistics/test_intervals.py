@@ -202,6 +202,7 @@ def test_ceiling_lowers_the_upper_bound_and_leaves_the_lower() -> None:
     assert alone.ceiling_percent is None
 
 
+@pytest.mark.slow
 def test_ceiling_keeps_its_error_at_the_worst_point() -> None:
     """True cost equal in both contrasts, noise independent: where the lower of two bounds errs most."""
     rng = np.random.default_rng(9)

@@ -115,6 +115,7 @@ def dense(percent: float, name: str) -> Rates:
     return rates(noise, Cost(dense=log_ratio(percent)), RUNS, budget_percent=1.0, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["independent", "shared machine", "drift 10%"])
 def test_identical_code(name: str) -> None:
     """Coverage and false alarms on independent, autocorrelated and drifting noise."""
@@ -125,6 +126,7 @@ def test_identical_code(name: str) -> None:
     assert found.verdicts[Verdict.WITHIN] >= 0.95 * RUNS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shared machine", "drift 10%"])
 def test_a_cost_as_large_as_the_budget(name: str) -> None:
     """Never green by more than the error; nearly always shown to be slower."""
@@ -135,12 +137,14 @@ def test_a_cost_as_large_as_the_budget(name: str) -> None:
     assert found.rounds < CAP
 
 
+@pytest.mark.slow
 def test_twice_the_budget_is_over() -> None:
     found = dense(2.0, "shared machine")
     assert found.verdicts[Verdict.OVER] >= 0.97 * RUNS
     assert found.verdicts[Verdict.WITHIN] == 0
 
 
+@pytest.mark.slow
 def test_a_cost_on_one_step_in_twenty_does_not_pass() -> None:
     """The middle steps do not see it; the tails and the whole segments do."""
     found = rates(SHARED, Cost(rate=0.05, size=0.4), RUNS, budget_percent=1.0, seed=1)
@@ -164,6 +168,7 @@ def test_rates_are_repeatable_and_told_with_their_error() -> None:
     assert NOMINAL < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", [0.0, 0.001, 0.002, 0.004])
 @pytest.mark.parametrize("launches", [3, 5])
 def test_error_over_launches_whatever_their_spread(launches: int, between: float) -> None:

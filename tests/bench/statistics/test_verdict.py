@@ -147,6 +147,7 @@ def test_blame_is_corrected_for_the_number_of_contrasts() -> None:
     assert "number of contrasts" in crowd.collectors[0].reasons[0]
 
 
+@pytest.mark.slow
 def test_nobody_is_called_slower_by_chance_in_more_runs_than_promised() -> None:
     """Six collectors that cost nothing, twelve contrasts: uncorrected, four runs of ten would call one of them slower."""
     generator = np.random.default_rng(3)

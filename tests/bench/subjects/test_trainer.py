@@ -62,6 +62,7 @@ def test_several_workers_get_a_slot_each(tmp_path: Path) -> None:
     assert harness_config(config).queue.capacity == 4
 
 
+@pytest.mark.slow
 def test_arms_replay_the_same_batches_with_the_same_losses(tmp_path: Path) -> None:
     subject = TrainerSubject(small_config(tmp_path))
     taken, result = run(subject, requests(Arm("off"), Arm("all", ON), Arm("off-again"), steps=8))
@@ -79,6 +80,7 @@ def test_arms_replay_the_same_batches_with_the_same_losses(tmp_path: Path) -> No
     assert result.faults == ()
 
 
+@pytest.mark.slow
 def test_switches_are_thrown_at_the_segment_and_not_before(tmp_path: Path) -> None:
     subject = TrainerSubject(small_config(tmp_path))
     seen: list[set[str]] = []
@@ -95,6 +97,7 @@ def test_switches_are_thrown_at_the_segment_and_not_before(tmp_path: Path) -> No
     assert seen == [set(), {"batch"}, set(ON)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "devices",
     [(), ('target.devices=["cpu:0", "cpu:1"]', 'drafter.devices=["cpu:0", "cpu:1"]'), ('target.devices=["cpu:0", "cpu:1"]',)],
@@ -141,6 +144,7 @@ def test_a_pipeline_that_never_stands_still_is_a_fault_and_not_a_hang(monkeypatc
     stand.stay(stopping)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.timeout(HANG_S)
 def test_drafters_that_stand_go_when_the_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +163,7 @@ def test_drafters_that_stand_go_when_the_run_fails(tmp_path: Path, monkeypatch: 
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("drafter", "target"))]
 
 
+@pytest.mark.slow
 def test_a_step_of_several_drafters_counts_all_their_tokens(tmp_path: Path) -> None:
     one, _ = run(TrainerSubject(small_config(tmp_path)), requests(Arm("off")))
     both = TrainerSubject(small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]', "train.accumulation=2"))
@@ -167,6 +172,7 @@ def test_a_step_of_several_drafters_counts_all_their_tokens(tmp_path: Path) -> N
     assert check_losses(taken, result.losses, both.cycle).difference == ""
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_collector_that_changes_training_is_seen_in_the_losses(tmp_path: Path) -> None:
     subject = TrainerSubject(small_config(tmp_path))
@@ -190,6 +196,7 @@ def test_a_collector_that_changes_training_is_seen_in_the_losses(tmp_path: Path)
     assert "arm all" in difference
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_worker_that_raises_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
     subject = TrainerSubject(small_config(tmp_path))
@@ -213,6 +220,7 @@ def test_bad_settings_are_refused_before_anything_is_built(tmp_path: Path) -> No
         TrainerSubject(Config(), plant="itme")
 
 
+@pytest.mark.slow
 def test_stages_alone_give_the_pipeline_its_measure_and_leave_training_as_it_was(tmp_path: Path) -> None:
     plain = TrainerSubject(small_config(tmp_path))
     timed = TrainerSubject(small_config(tmp_path), time_stages=True)
@@ -250,6 +258,7 @@ def test_the_slower_stage_alone_is_the_measure(
     assert found == pytest.approx(sum(batches.values()) / (3 * max(target_s, drafter_s)))
 
 
+@pytest.mark.slow
 def test_a_planted_collector_joins_the_others(tmp_path: Path) -> None:
     subject = TrainerSubject(small_config(tmp_path), plant="item", injected={"injected": 0.02})
     assert subject.collectors[-2:] == ("item", "injected")
@@ -272,6 +281,7 @@ def test_the_window_of_the_plan_is_the_one_most_like_the_whole() -> None:
     assert errors[start] < np.median(errors)
 
 
+@pytest.mark.slow
 def test_a_trace_trains_for_real_and_repeats_itself(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     first, again = trace(config, 5), trace(config, 5)

@@ -71,6 +71,7 @@ def test_closing_ends_a_process_that_still_runs(tmp_path: Path) -> None:
     assert pending.result()[0] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_process_that_hangs_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:

@@ -15,7 +15,7 @@ from dflash.observe.registry import COLLECTORS
 from steptime.syncs.counting import CountingScopes
 from tests.pipeline.run import losses, small_config, small_trainer
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 NAMES = tuple(collector.name for collector in COLLECTORS)
 ONE_LAYER = "drafter.layers=1"
 """Every layer is counted operation by operation; a second one would be counted as the first."""

@@ -84,7 +84,7 @@ class Layout:
         self._random = random.Random(0)
         (gpu,) = [one for one in self.observer._collectors if isinstance(one, GpuCollector)]
         gpu._opener = threading.current_thread()  # as if NVML had been opened
-        gpu._readers = tuple(SimulatedReader(index) for index in range(TARGETS + DRAFTERS))  # type: ignore[assignment]
+        gpu._readers = tuple(SimulatedReader(index) for index in range(TARGETS + DRAFTERS))  # type: ignore[misc]
         gpu.close = lambda: None  # type: ignore[method-assign]
         self.observer.switch("gpu", True)
 
@@ -142,7 +142,8 @@ def measure(folder: Path, windows: int = 12, ticks: int = 10) -> Figures:
     layout = Layout(folder)
     layout.start()
     monitor = layout.observer._monitor
-    tick_ms, flush_ms = [], []
+    tick_ms: list[float] = []
+    flush_ms: list[float] = []
     for window in range(windows):
         for tick in range(ticks):
             layout.work()

@@ -133,7 +133,6 @@ def run_overhead(arguments: argparse.Namespace) -> int:
     """What does each collector cost? Every arm replays the same batches; costs come with intervals and a verdict."""
     from bench.commands import overhead
     from bench.progress import Reporter
-    from bench.subjects import make_subject
     from dflash.config import load_config
 
     options = overhead.Options(
@@ -148,7 +147,7 @@ def run_overhead(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         out=arguments.out,
     )
-    subject, counter = make_subject(
+    subject, counter = overhead.make_subject(
         arguments.subject, options.config, inject_percent=arguments.inject, plant=arguments.plant, time_stages=True
     )
     return int(overhead.run_overhead(options, subject, Reporter(), count=counter).exit_code)
@@ -171,9 +170,9 @@ def run_gate(arguments: argparse.Namespace) -> int:
     from bench.commands.gate import run_gate as measure_both
     from bench.gate.verdict import Options
     from bench.progress import Reporter
+    from bench.subjects.registry import SUBJECTS
     from dflash.config import load_config
 
-    check_subjects("--subject", [arguments.subject])
     options = Options(
         base=arguments.base,
         config=load_config(arguments.config, arguments.set),
@@ -181,7 +180,7 @@ def run_gate(arguments: argparse.Namespace) -> int:
         budget_percent=arguments.budget,
         seed=arguments.seed,
         out=arguments.out,
-        subject=arguments.subject,
+        kind=SUBJECTS[arguments.subject],
         inject_percent=arguments.inject,
         launches=arguments.launches or None,
     )
@@ -248,11 +247,13 @@ def run_selfcheck(arguments: argparse.Namespace) -> int:
     """How often is the harness wrong? Identical code, known slowdowns, planted faults; rates with exact bounds."""
     from bench.commands import selfcheck
     from bench.progress import Reporter
+    from bench.subjects.registry import SUBJECTS
     from dflash.config import load_config
 
     if arguments.again:
         return selfcheck.judge_again([Path(file) for file in arguments.again], arguments.out, Reporter())
-    check_subjects("--subjects", arguments.subjects)
+    for name in arguments.subjects:
+        SUBJECTS[name]  # unknown ones are refused before anything is measured
     return selfcheck.run_selfcheck(
         load_config(arguments.config, arguments.set),
         config_path=arguments.config,
@@ -266,15 +267,6 @@ def run_selfcheck(arguments: argparse.Namespace) -> int:
         injected=selfcheck.COSTS if arguments.inject is None else arguments.inject,
         plants=not arguments.no_plants,
     )
-
-
-def check_subjects(option: str, names: Sequence[str]) -> None:
-    """Raises UserError for a subject that there is not."""
-    from bench.subjects import NAMES, no_such
-
-    for name in names:
-        if name not in NAMES:
-            raise no_such(name, option)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,11 +45,11 @@ def stale(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit)
     return reasons
 
 
-def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit) -> list[str]:
+def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit, subject: str = "trainer") -> list[str]:
     """Why a receipt cannot become a session of a baseline here and now; empty: it can. Pure."""
     reasons = stale(receipt, machine, config, commit)
-    if receipt.command != "overhead" or receipt.subject != "trainer":
-        reasons.append(f"it is of `{receipt.command}` on the subject {receipt.subject!r}, not of `overhead` on the trainer")
+    if receipt.command != "overhead" or receipt.subject != subject:
+        reasons.append(f"it is of `{receipt.command}` on the subject {receipt.subject!r}, not of `overhead` on the {subject}")
     if receipt.commit.dirty:
         reasons.append("it was measured on a tree with uncommitted changes")
     if receipt.verdict is Verdict.INVALID or receipt.exit_code in (ExitCode.INVALID, ExitCode.INCOMPLETE):

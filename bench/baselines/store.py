@@ -26,7 +26,6 @@ from bench.records.receipt import BaselineView
 from bench.records.strict_json import line_of
 from bench.records.strict_json import parse as parse_stored
 from bench.records.types import STRICT, ConfigRef, ExitCode, Machine, Throughput, Verdict
-from dflash.config import Config
 from steptime.errors import UserError
 
 SCHEMA: Final = "dflash-bench/baseline/1"
@@ -302,14 +301,14 @@ def compare(baseline: Baseline, now: Sequence[Throughput]) -> Comparison:
     return Comparison(verdict, value, lowest, change, text)
 
 
-def view(machine: Machine, config: Config, throughput: Throughput | None, root: Path = ROOT) -> BaselineView:
+def view(machine: Machine, config: ConfigRef, throughput: Throughput | None, root: Path = ROOT) -> BaselineView:
     """How the stored figures look from this run, for the receipt; with none of its own, one that belongs elsewhere.
 
     Raises:
         UserError: a broken file.
     """
     stored = read_all(root)
-    found = match(stored, machine, ConfigRef(config.name, config.digest()))
+    found = match(stored, machine, config)
     baseline, status, note = found.baseline, found.status, found.message
     if baseline is None and stored:
         path, baseline = next(iter(stored.items()))

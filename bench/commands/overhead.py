@@ -20,9 +20,9 @@ from bench.report.show import show
 from bench.statistics.analysis import Analysis, analyse
 from bench.statistics.stopping import Watch, judged
 from bench.statistics.verdict import Budgets, Judgement, judge
-from bench.subjects.protocol import Subject
+from bench.subjects.protocol import Settings, Subject
+from bench.subjects.registry import SUBJECTS
 from bench.syncs import counting
-from dflash.config import Config
 from steptime.errors import UserError
 
 MINUTES = 4.0
@@ -43,7 +43,7 @@ class Options:
         plant: name out of `bench.syncs.faults.planted.PLANTED`: adds that bad collector.
     """
 
-    config: Config
+    config: Settings
     quick: bool = False
     minutes: float | None = None
     budget_percent: float = 1.0
@@ -63,6 +63,22 @@ class Options:
     @property
     def budgets(self) -> Budgets:
         return Budgets(self.budget_percent, self.budget_percent / 2)
+
+
+def make_subject(
+    name: str, settings: Settings, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
+) -> tuple[Subject, counting.Counter | None]:
+    """The subject of that name, and what counts exactly for it (None: it does no device work).
+
+    Raises:
+        UserError: no such subject, or no such planted collector.
+    """
+    kind = SUBJECTS[name]
+    subject = kind.make(settings, inject_percent=inject_percent, plant=plant, time_stages=time_stages)
+    if not kind.counted:
+        return subject, None
+    plants = [plant] if plant else []
+    return subject, counting.ProcessCounter(kind.counted_as(settings), subject=name, plants=plants)
 
 
 def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, count: counting.Counter | None = None) -> Receipt:
@@ -175,6 +191,6 @@ def _reasons(judgement: Judgement, run: Run) -> tuple[str, ...]:
 
 def _baseline(options: Options, this: Machine, analysis: Analysis) -> BaselineView:
     try:
-        return store.view(this, options.config, analysis.throughput)
+        return store.view(this, ConfigRef(options.config.name, options.config.digest()), analysis.throughput)
     except UserError as error:
         return BaselineView("missing", note=str(error))  # broken while measuring: the measurement stands

@@ -28,6 +28,7 @@ from bench.selfcheck.plant_check import check_plants
 from bench.selfcheck.rates import Report, Row
 from bench.selfcheck.stored_gates import Trial
 from bench.selfcheck.tables import to_json, to_markdown, to_text
+from bench.subjects.registry import SUBJECTS
 from dflash.config import Config
 from steptime.errors import UserError
 
@@ -35,8 +36,6 @@ MINUTES = 20.0
 COSTS = (1.0, 2.0, 5.0)
 """Percent of the throughput that head loses, unless the caller asks for other ones."""
 GATE_MINUTES = 1.5
-LAUNCHES = {"spin": 8}
-"""Launches of a gate, where building costs next to nothing; otherwise as many as the gate itself thinks fit."""
 PLANT_SHARE = 0.4
 """Share of the time that planted faults may take."""
 GATES = "gates.jsonl"
@@ -122,14 +121,15 @@ def _check_gates(
 
 def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
     """One gate of this tree against itself, head slowed by a known share."""
+    kind = SUBJECTS[subject]
     options = Options(
         base="HEAD",
         config=config,
         minutes=minutes,
         seed=seed,
-        subject=subject,
+        kind=kind,
         inject_percent=inject_percent,
-        launches=LAUNCHES.get(subject),
+        launches=kind.gate_launches,
     )
     commit = read_commit()
     base, head = (Tree(name, commit, ROOT, sys.executable) for name in ("base", "head"))

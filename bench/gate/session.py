@@ -27,9 +27,8 @@ from bench.progress import Reporter, human_time
 from bench.records.types import ALL, OFF, Arm
 from bench.statistics.stopping import SHARE_OF_BUDGET
 from bench.subjects.losses import LossCheck, check_losses
-from bench.subjects.protocol import SegmentRequest, Taken
+from bench.subjects.protocol import SegmentRequest, SubjectKind, Taken
 from bench.syncs.counting import ProcessCounter
-from dflash.config import Config
 
 LAUNCHES = (3, 10)
 """Fewest and most launches: the more there are, the surer the interval is of what differs between them."""
@@ -61,10 +60,10 @@ def _gather(evidence: Evidence, options: Options, base: Tree, head: Tree, report
     trees = (base, head)
     orders = {tree.name: _order(options, base, tree) for tree in trees}
     reporter.say(f"base {base.commit.id[:10]}, head {head.commit.id[:10]}{' + uncommitted changes' if head.commit.dirty else ''}")
-    if compare and options.subject == "trainer":
+    if compare and options.kind.counted:
         try:
             compare_traces(trees, orders, evidence, reporter)
-            count_both(trees, orders, evidence, reporter)
+            count_both(options.kind, trees, orders, evidence, reporter)
         except WorkerLost as error:
             evidence.incomplete.append(str(error))
     if evidence.not_comparable or evidence.incomplete:
@@ -101,21 +100,19 @@ def _between(limits: tuple[int, int], value: int) -> int:
 
 
 def _order(options: Options, base: Tree, tree: Tree) -> dict[str, Any]:
-    """The first message to a worker. Only settings that differ from the defaults are sent: base may not know the newest ones."""
+    """The first message to a worker."""
+    kind = options.kind
     inject = options.inject_percent if tree.name == HEAD else 0.0
-    config = options.config.anchored(Path.cwd()).model_dump(mode="json", exclude_defaults=True)
-    if options.subject == "trainer":
-        config.setdefault("data", {})["cache"] = str(_cache(options.config, base, tree))
-    return {"subject": options.subject, "config": config, "inject_percent": inject, "trace_steps": 0}
+    config = kind.to_order(options.config, lambda shared, code: _cache(shared, code, base, tree))
+    return {"subject": kind.name, "config": config, "inject_percent": inject, "trace_steps": 0}
 
 
-def _cache(config: Config, base: Tree, tree: Tree) -> Path:
+def _cache(shared: Path, code: str, base: Tree, tree: Tree) -> Path:
     """Prepared data is shared, unless the code that prepares it differs: then base makes its own beside its worktree."""
-    shared = Path(config.data.cache).resolve()
     if tree is not base:
         return shared
     # A self-check runs this very tree against itself, changes and all: it has no worktree to put another cache beside.
-    same = base.root == ROOT or git("diff", "--quiet", base.commit.id, "--", "dflash/data") is not None
+    same = base.root == ROOT or git("diff", "--quiet", base.commit.id, "--", code) is not None
     return shared if same else base.root.parent / "cache"
 
 
@@ -290,19 +287,21 @@ def counting_code(root: Path) -> str:
     return digest.hexdigest()
 
 
-def count_both(trees: Sequence[Tree], orders: Mapping[str, Mapping[str, Any]], evidence: Evidence, reporter: Reporter) -> None:
+def count_both(
+    kind: SubjectKind,
+    trees: Sequence[Tree],
+    orders: Mapping[str, Mapping[str, Any]],
+    evidence: Evidence,
+    reporter: Reporter,
+) -> None:
     """Exact counts of both trees with all of their own collectors on."""
-    from bench.subjects.trainer import harness_config
-
     reporter.say("counting syncs, operations, copies and allocations of both exactly")
     evidence.counters_differ = len({counting_code(tree.root) for tree in trees}) > 1
     pending = []
     try:
         for tree in trees:
-            config = harness_config(Config.model_validate(orders[tree.name]["config"])).model_dump(
-                mode="json", exclude_defaults=True
-            )
-            counter = ProcessCounter(config, root=tree.root, python=tree.python, all_collectors=True)
+            config = kind.counted_as(kind.from_order(orders[tree.name]["config"]))
+            counter = ProcessCounter(config, subject=kind.name, root=tree.root, python=tree.python, all_collectors=True)
             pending.append(counter.start([Arm(OFF), Arm(ALL)]))
         for tree, one in zip(trees, pending, strict=True):
             counts, faults = one.result()

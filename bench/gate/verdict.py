@@ -25,7 +25,7 @@ from bench.statistics.analysis import difference
 from bench.statistics.contrasts import contrasts
 from bench.statistics.intervals import interval, throughput
 from bench.statistics.verdict import Judgement, judge_pair
-from dflash.config import Config
+from bench.subjects.protocol import Settings, SubjectKind
 
 BASE, HEAD = "base", "head"
 MINUTES = 10.0
@@ -38,12 +38,12 @@ class Options:
     """What the command line asks for. `inject_percent` slows head by a known share, to see it found."""
 
     base: str
-    config: Config
+    config: Settings
+    kind: SubjectKind
     minutes: float = MINUTES
     budget_percent: float = 1.0
     seed: int = 0
     out: str | None = None
-    subject: str = "trainer"
     inject_percent: float = 0.0
     launches: int | None = None
     min_segment_s: float = MIN_SEGMENT_S
@@ -142,7 +142,7 @@ def make_receipt(options: Options, evidence: Evidence, base: Commit, head: Commi
         losses=losses,
         before=evidence.before,
         after=evidence.after,
-        subject=options.subject,
+        subject=options.kind.name,
         cycle=evidence.cycle,
         options={
             "base": options.base,
@@ -161,13 +161,7 @@ def judge(options: Options, evidence: Evidence, *, counts_required: bool = True)
     """The verdict: of the contrast, of the exact counts, and of peak memory."""
     added, faults = counts_added(evidence)
     incomplete = list(evidence.incomplete)
-    if (
-        not incomplete
-        and not evidence.not_comparable
-        and options.subject == "trainer"
-        and counts_required
-        and not evidence.counts
-    ):
+    if not incomplete and not evidence.not_comparable and options.kind.counted and counts_required and not evidence.counts:
         incomplete.append("incomplete: exact counts were not taken")
     unfit = state.unfit(evidence.before, evidence.after) if evidence.before and evidence.after else ()
     found = None if evidence.not_comparable and not evidence.segments else evidence.interval()

@@ -26,7 +26,6 @@ from typing import Any, TextIO
 from bench.machine import identity
 from bench.records.types import Arm
 from bench.subjects.protocol import SegmentRequest, Taken
-from dflash.config import Config
 from steptime.errors import UserError
 
 PROTOCOL = 2
@@ -62,16 +61,17 @@ class Lines:
 
 def serve(lines: Lines) -> None:
     """Build what the first message asks for, and measure until the parent stops it."""
-    from bench.subjects import make_subject
+    from bench.subjects.registry import SUBJECTS
 
     order = lines.read()
     if order.get("stop"):
         return
-    config = Config.model_validate(order["config"])
+    kind = SUBJECTS[order["subject"]]
+    settings = kind.from_order(order["config"])
     if order["trace_steps"]:
-        lines.write(trace=trace(config, order["trace_steps"]))
+        lines.write(trace=kind.trace(settings, order["trace_steps"]))
         return
-    subject, _ = make_subject(order["subject"], config, inject_percent=order["inject_percent"])
+    subject = kind.make(settings, inject_percent=order["inject_percent"])
     try:
         subject.open()
         hello = {"cycle": subject.cycle, "washout": subject.washout, "warmup": subject.warmup}
@@ -89,31 +89,6 @@ def serve(lines: Lines) -> None:
             "faults": result.faults,
         }
     )
-
-
-def trace(config: Config, steps: int) -> list[tuple[int, float, float]]:
-    """(step, loss, gradient norm) of the first steps of real training, with the learning rate that the user set.
-
-    A gate measures with weights that stand still, which an optimizer that does other work would pass unseen.
-    """
-    import tempfile
-
-    from bench.subjects.trainer import harness_config
-    from dflash.observe.observer import Observer
-    from dflash.observe.roles import RoleMap
-    from dflash.pipeline.build import prepare_inputs
-    from dflash.pipeline.trainer import Trainer
-
-    ordered = harness_config(config)
-    train = config.train.model_copy(update={"steps": steps, "checkpoint_every": 0})
-    ordered = ordered.model_copy(update={"train": train})
-    with tempfile.TemporaryDirectory(prefix="dflash-trace-") as folder:
-        observer = Observer(ordered.observe, Path(folder), RoleMap.from_config(ordered))
-        try:
-            result = Trainer(prepare_inputs(ordered), Path(folder), observer, save_checkpoints=False).run()
-        finally:
-            observer.close()
-    return [(row.step, row.loss, row.grad_norm) for row in result.scalars]
 
 
 def main() -> int:

@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dflash.config import Config
-    from dflash.device import Device
 
 
 def usable() -> list[int]:
@@ -39,19 +34,14 @@ def kept_on(core: int | None) -> Iterator[None]:
 class OwnCores:
     """`Scopes` of the trainer that keep each worker on a core of its own, in every process the same one.
 
-    Only where all work on the CPU, each with one thread, and there is a core for each; otherwise the system places them.
+    Args:
+        roles: of the workers; empty, or more than there are cores: the system places them.
     """
 
-    def __init__(self, config: Config) -> None:
-        from dflash.pipeline.build import threads_per_worker
-
-        roles = [f"drafter/{index}" for index in range(len(config.drafter.devices))]
-        roles += [f"target/{index}" for index in range(len(config.target.devices))]
-        names = (*config.target.devices, *config.drafter.devices)
+    def __init__(self, roles: Sequence[str]) -> None:
         cores = usable()
-        fits = all(name.startswith("cpu") for name in names) and threads_per_worker(config) == 1 and len(roles) <= len(cores)
-        self.cores = dict(zip(roles, cores, strict=False)) if fits else {}
+        self.cores = dict(zip(roles, cores, strict=False)) if len(roles) <= len(cores) else {}
 
-    def enter(self, role: str, device: Device | None = None) -> AbstractContextManager[object]:
+    def enter(self, role: str, device: object = None) -> AbstractContextManager[object]:
         """Around a worker's loop, in its own thread."""
         return kept_on(self.cores.get(role))

@@ -123,9 +123,9 @@ def _prepare(config: pytest.Config) -> Face:
 def _collectors(subject: str, settings: Config, given: Receipt | None) -> tuple[str, ...]:
     if given is not None:
         return (*(cost.name for cost in given.collectors), ALL)
-    from bench.subjects import make_subject
+    from bench.subjects.registry import SUBJECTS
 
-    return (*make_subject(subject, settings)[0].collectors, ALL)
+    return (*SUBJECTS[subject].make(settings).collectors, ALL)
 
 
 def _xdist(config: pytest.Config) -> bool:
@@ -358,13 +358,12 @@ def _measure(known: Face, config: pytest.Config, folder: Path) -> Receipt:
     from bench.commands import overhead
     from bench.measure.runner import INTERRUPTED
     from bench.progress import Reporter
-    from bench.subjects import make_subject
 
     option = config.option
     options = overhead.Options(
         config=known.config, quick=True, minutes=option.bench_minutes, seed=option.bench_seed, out=str(folder / "out")
     )
-    subject, counter = make_subject(option.bench_subject, known.config)
+    subject, counter = overhead.make_subject(option.bench_subject, known.config)
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     try:
         with capture.global_and_fixture_disabled():

@@ -53,7 +53,7 @@ def check_plants(config: Config, config_path: str, settings: Sequence[str], end:
 
 def count_plants(config: Config, names: Sequence[str]) -> list[PlantFound]:
     """Whether the exact counts of the arm with each fault differ from those of `off`; one process counts them all."""
-    from bench.subjects.trainer import harness_config
+    from bench.subjects.trainer.subject import harness_config
 
     prepared = harness_config(config).model_dump(mode="json")
     arms = [Arm(OFF), *(Arm(ONLY + name, frozenset({name})) for name in names)]

@@ -17,6 +17,7 @@ from bench.selfcheck import other_judges, stored_gates
 from bench.selfcheck.plant_check import PlantFound
 from bench.selfcheck.stored_gates import Trial
 from bench.statistics.contrasts import Rounds, contrasts
+from bench.subjects.registry import SUBJECTS
 from dflash.config import Config
 
 SCALED = (1.0, 2.0, 5.0)
@@ -170,7 +171,7 @@ def _noise_of(report: Report, trial: Trial) -> Noise:
 
 
 def _count(row: Row, evidence: Evidence) -> Verdict:
-    options = Options(base="HEAD", config=Config(), subject=row.subject)
+    options = Options(base="HEAD", config=Config(), kind=SUBJECTS[row.subject])
     verdict = judge(options, evidence, counts_required=False).verdict
     row.runs += 1
     row.verdicts[verdict.value] = row.verdicts.get(verdict.value, 0) + 1

@@ -12,12 +12,18 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from bench.records.types import Arm, Segment
+from bench.records.types import Arm, ExactCounts, Segment
 
 INJECTED = "injected"
 """Name of the collector that `--inject` adds: it does nothing but lose a known share of every step."""
+
+
+def injected(percent: float) -> dict[str, float]:
+    """The collector of `--inject` and its share of the throughput; empty for 0."""
+    return {INJECTED: percent / 100.0} if percent else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,63 @@ class Subject(Protocol):
 
     def close(self) -> None:
         """Release everything; may be called after a failed open."""
+
+
+class Settings(Protocol):
+    """The user's settings of a subject. Only the subject looks inside; the rest of the harness names and compares them."""
+
+    @property
+    def name(self) -> str:
+        """Of the config, by which baselines are found."""
+
+    def digest(self) -> str:
+        """Equal for settings that train alike."""
+
+
+class SubjectKind(Protocol):
+    """What can be asked for with `--subject NAME`: makes subjects, and says what else can be asked about them."""
+
+    name: str
+    counted: bool
+    """Its steps work on a device: a verdict needs exact counts, and a gate compares the first losses of both commits."""
+    gate_launches: int | None
+    """Launches of a gate where building costs next to nothing; None: as many as the gate itself thinks fit."""
+
+    def make(self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False) -> Subject:
+        """A subject, not built yet.
+
+        Args:
+            inject_percent: adds a collector `INJECTED` that loses this share of the throughput.
+            plant: name of a bad collector to add.
+            time_stages: also time each stage alone, before the run.
+
+        Raises:
+            UserError: no such plant.
+        """
+
+    def counted_as(self, settings: Any) -> Mapping[str, Any]:
+        """Settings for the counting process, as JSON; only called where `counted`."""
+
+    def count(self, request: Mapping[str, Any]) -> Mapping[str, ExactCounts]:
+        """Inside the counting process: exact counts by arm.
+
+        Args:
+            request: `config` (of `counted_as`), `plants`, `arms` {name: collectors that are on}, `all_collectors` (the arm
+                `all` means all that this tree has).
+        """
+
+    def to_order(self, settings: Any, cache: Callable[[Path, str], Path]) -> dict[str, Any]:
+        """Settings for a process of a gate, as JSON. Only those that differ from the defaults: base may not know the newest.
+
+        Args:
+            cache: (the folder of prepared data, the folder of the code that prepares it) -> the folder for this process.
+        """
+
+    def from_order(self, order: Mapping[str, Any]) -> Any:
+        """The settings that `to_order` wrote."""
+
+    def trace(self, settings: Any, steps: int) -> list[tuple[int, float, float]]:
+        """(step, loss, gradient norm) of the first steps of real training; only called where `counted`."""
 
 
 class Marks(Protocol):

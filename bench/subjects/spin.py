@@ -11,12 +11,15 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.machine import cores
-from bench.records.types import Arm
-from bench.subjects.protocol import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
+from bench.records.types import Arm, ExactCounts
+from bench.subjects.protocol import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait, injected
+from steptime.errors import UserError
 
 BLOCK_BYTES = 1 << 20
 """Work is hashing: single-threaded C code of a speed that hangs on the core alone, which lets the GIL go."""
@@ -173,3 +176,31 @@ class SpinSubject:
             clock.advance(1e9 * self._step_s * self._shares[place] * max(0.1, 1.0 + level))
 
         return work
+
+
+class SpinKind:
+    """`--subject spin`."""
+
+    name = "spin"
+    counted = False
+    gate_launches: int | None = 8
+
+    def make(self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False) -> SpinSubject:
+        if plant:
+            raise UserError("--plant needs the trainer: the spin subject has no device work to spoil")
+        return SpinSubject({"idle": 0.0, "idler": 0.0} | injected(inject_percent))
+
+    def counted_as(self, settings: Any) -> Mapping[str, Any]:
+        raise NotImplementedError("spin does no device work")
+
+    def count(self, request: Mapping[str, Any]) -> Mapping[str, ExactCounts]:
+        raise NotImplementedError("spin does no device work")
+
+    def to_order(self, settings: Any, cache: Callable[[Path, str], Path]) -> dict[str, Any]:
+        return {}
+
+    def from_order(self, order: Mapping[str, Any]) -> Any:
+        return None
+
+    def trace(self, settings: Any, steps: int) -> list[tuple[int, float, float]]:
+        raise NotImplementedError("spin does not train")

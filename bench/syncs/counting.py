@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bench.machine.commit import ROOT
 from bench.progress import Reporter, human_time
-from bench.records.types import ALL, OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
+from bench.records.types import OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
 
 LIMIT_S = 600.0
 LAST_LINES = 40
@@ -55,7 +55,8 @@ class ProcessCounter:
     """Runs `python -m bench.counting`, the door that trees of every age have, for one config.
 
     Args:
-        config: `Config.model_dump(mode="json")` of what is trained.
+        config: settings of the subject, as its `counted_as` gives them.
+        subject: whose settings they are.
         plants: names of planted collectors.
         root: the tree whose code is counted; its `bench` and `dflash` are the ones imported.
         all_collectors: the arm `all` means all that the tree has, whatever the arm says.
@@ -65,16 +66,18 @@ class ProcessCounter:
         self,
         config: Mapping[str, Any],
         *,
+        subject: str = "trainer",
         plants: Sequence[str] = (),
         root: Path = ROOT,
         python: str = sys.executable,
         all_collectors: bool = False,
     ) -> None:
         self._config, self._plants, self._root, self._python = config, plants, root, python
-        self._all_collectors = all_collectors
+        self._subject, self._all_collectors = subject, all_collectors
 
     def start(self, arms: Sequence[Arm]) -> ProcessPending:
         request = {
+            "subject": self._subject,
             "config": dict(self._config),
             "plants": list(self._plants),
             "arms": {arm.name: sorted(arm.collectors) for arm in counted_arms(arms)},
@@ -162,12 +165,9 @@ class ProcessPending:
 def main(answer_path: str) -> int:
     """The child process: request on stdin, counts to `answer_path`."""
     from bench.files import write
-    from bench.syncs.proof import answer
-    from dflash.observe.registry import COLLECTORS
+    from bench.subjects.registry import SUBJECTS
 
     request = json.load(sys.stdin)
-    if request.pop("all_collectors"):
-        request["arms"][ALL] = [collector.name for collector in COLLECTORS]
-    counts = answer(request)
-    write(Path(answer_path), _COUNTS.dump_json(counts).decode())
+    counts = SUBJECTS[request["subject"]].count(request)
+    write(Path(answer_path), _COUNTS.dump_json(dict(counts)).decode())
     return 0

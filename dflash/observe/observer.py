@@ -24,7 +24,7 @@ from dflash.observe.registry import COLLECTORS, all_metrics, chosen_sinks, famil
 from dflash.observe.roles import Role, RoleMap
 from dflash.observe.sinks.base import Sink, Surroundings
 from dflash.observe.syncs import Scopes
-from dflash.registry import unknown
+from steptime.registry import unknown
 
 logger = logging.getLogger("dflash.observe")
 _LATE = 4096

@@ -20,7 +20,7 @@ from dflash.observe.sinks.jsonl import JsonlSink
 from dflash.observe.sinks.tensorboard import TensorboardSink
 from dflash.observe.sinks.terminal import TerminalSink
 from dflash.observe.sinks.wandb import WandbSink
-from dflash.registry import Registry
+from steptime.registry import Registry
 from steptime.errors import UserError
 
 COLLECTORS: Registry[type[Collector]] = Registry(

@@ -78,9 +78,10 @@ def lint_file(path: Path) -> list[Finding]:
 
 def collector_sources(root: Path | None = None) -> list[Path]:
     """What must be clean: the collectors, the recorder, the late scalars, the monitor."""
-    observe = (root or Path(__file__).parents[3]) / "dflash" / "observe"
-    single = ("recorder.py", "scalars.py", "monitor.py", "observer.py", "histogram.py")
-    return [*sorted((observe / "collectors").glob("*.py")), *(observe / name for name in single)]
+    dflash = (root or Path(__file__).parents[3]) / "dflash"
+    observe = dflash / "observe"
+    single = [observe / name for name in ("recorder.py", "monitor.py", "observer.py", "histogram.py")]
+    return [*sorted((observe / "collectors").glob("*.py")), *single, dflash / "pipeline" / "scalars.py"]
 
 
 class LintWay:

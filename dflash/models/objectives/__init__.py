@@ -7,7 +7,7 @@ from dflash.models.objectives.base import BlockObjective
 from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.objectives.dpace import DPace
 from dflash.models.objectives.kd import Distillation
-from dflash.registry import Registry
+from steptime.registry import Registry
 
 OBJECTIVES: Registry[type[BlockObjective]] = Registry("objective", CrossEntropy, DPace, Distillation)
 

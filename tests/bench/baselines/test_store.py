@@ -18,7 +18,7 @@ from bench.baselines import recording, store
 from bench.baselines.store import Baseline, Session, Status
 from bench.machine import identity
 from bench.records.types import Commit, ConfigRef, ExitCode, Machine, Throughput, Verdict
-from dflash.config import load_config
+from dflash.config import Config, load_config
 from steptime.errors import UserError
 from tests.bench.records.test_receipt import receipt
 
@@ -27,6 +27,10 @@ STATED = ROOT / "baselines/pro6000x8/qwen3.6-27b.json"
 REFERENCE = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 HERE = identity.describe([("NVIDIA H200", "aaaa")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
 CONFIG = ConfigRef("cpu-tiny", "0123456789abcdef")
+
+
+def reference(config: Config) -> ConfigRef:
+    return ConfigRef(config.name, config.digest())
 
 
 def sessions(*values: float) -> list[Session]:
@@ -69,7 +73,7 @@ def test_the_stated_figure_belongs_to_its_machine_and_config() -> None:
 
 
 def test_elsewhere_the_stated_figure_is_shown_as_another_machines() -> None:
-    seen = store.view(HERE, load_config(ROOT / "configs/cpu-tiny.toml"), now(500.0), ROOT / "baselines")
+    seen = store.view(HERE, reference(load_config(ROOT / "configs/cpu-tiny.toml")), now(500.0), ROOT / "baselines")
     assert (seen.status, seen.value, seen.origin, seen.machine) == ("other-machine", 14200.0, "stated", "pro6000x8")
     assert (seen.limit, seen.verdict) == (None, None)
     assert "record one: python -m bench baseline record --config configs/cpu-tiny.toml" in seen.note
@@ -151,14 +155,14 @@ def test_versions_are_shown_when_they_differ(tmp_path: Path) -> None:
     stored = recording.build(HERE, ConfigRef(config.name, config.digest()), sessions(1000.0, 1010.0, 990.0), "0" * 40)
     recording.write(stored, tmp_path)
     newer = identity.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.12.1", "torch": "2.13.0"})
-    seen = store.view(newer, config, now(1000.0), tmp_path)
+    seen = store.view(newer, reference(config), now(1000.0), tmp_path)
     assert (seen.status, seen.verdict, seen.sessions) == ("match", "within", 3)
     assert "python 3.11.7 -> 3.12.1" in seen.note
     assert "torch" not in seen.note
 
 
 def test_no_folder_of_baselines_is_no_baseline(tmp_path: Path) -> None:
-    seen = store.view(HERE, load_config(None), now(1.0), tmp_path / "absent")
+    seen = store.view(HERE, reference(load_config(None)), now(1.0), tmp_path / "absent")
     assert (seen.status, seen.value) == ("missing", None)
 
 

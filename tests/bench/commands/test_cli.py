@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli, files, subjects
+from bench import cli, files
 from bench.baselines import store
 from bench.machine.commit import ROOT
 from bench.records.receipt import Receipt
@@ -60,7 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
             settings = {"noise": Noise(step=0.003, slow=0.003)} | changes
             return SpinSubject(costs, **settings), counter or Counted()  # type: ignore[arg-type]
 
-        monkeypatch.setattr(subjects, "make_subject", make_subject)
+        monkeypatch.setattr("bench.commands.overhead.make_subject", make_subject)
         out = tmp_path / "out"
         code = cli.main(["overhead", "--config", "/dev/null", "--out", str(out), "--minutes", "1", *arguments])
         return code, Receipt.read(out / "receipt.json")

@@ -24,24 +24,25 @@ from bench.machine.commit import ROOT, read_commit
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ExactCounts, ExitCode, Verdict
+from bench.subjects.spin import SpinKind
+from bench.subjects.trainer.kind import TrainerKind
 from dflash.config import Config, load_config
 from steptime.errors import UserError
 from tests.waiting import HANG_S, wait_until
 
 QUIET = Reporter(quiet=True)
-SHORT = Options(base="HEAD", config=Config(), minutes=0.02, subject="spin", launches=2, min_segment_s=0.05)
+SHORT = Options(base="HEAD", config=Config(), minutes=0.02, kind=SpinKind(), launches=2, min_segment_s=0.05)
 OURS = (Tree(BASE, Commit("a"), ROOT, sys.executable), Tree(HEAD, Commit("b"), ROOT, sys.executable))
 
 SIMULATED = """
 import runpy, sys
-from bench import subjects
-from bench.subjects.spin import Noise, SpinSubject
+from bench.subjects.spin import Noise, SpinKind, SpinSubject
 
-def simulated(name, config, *, inject_percent=0.0):
+def simulated(self, settings, *, inject_percent=0.0):
     costs = {"idle": 0.0, "injected": inject_percent / 100.0}
-    return SpinSubject(costs, noise=Noise(step=0.001, slow=0.001)), None
+    return SpinSubject(costs, noise=Noise(step=0.001, slow=0.001))
 
-subjects.make_subject = simulated
+SpinKind.make = simulated
 runpy.run_module("bench.gate_worker", run_name="__main__", alter_sys=True)
 """
 """A worker of this tree whose steps take their time on a simulated clock: no load changes them."""
@@ -337,7 +338,7 @@ def test_the_code_that_counts_is_known_by_its_content(tmp_path: Path) -> None:
 
 def test_a_trainer_that_was_not_counted_is_incomplete() -> None:
     evidence = measured_evidence()
-    assert judge(replace(SHORT, subject="trainer"), evidence).exit_code is ExitCode.INCOMPLETE
+    assert judge(replace(SHORT, kind=TrainerKind()), evidence).exit_code is ExitCode.INCOMPLETE
     assert judge(SHORT, evidence).exit_code is ExitCode.WITHIN
 
 
@@ -562,12 +563,13 @@ def test_local_paths_of_the_config_are_those_of_the_caller(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chats.jsonl").touch()
     (tmp_path / "stdlib").mkdir()
-    options = replace(SHORT, config=load_config(None, ["data.path=chats.jsonl", "target.model=Qwen/Qwen3-8B"]))
+    trainer = replace(SHORT, kind=TrainerKind())
+    options = replace(trainer, config=load_config(None, ["data.path=chats.jsonl", "target.model=Qwen/Qwen3-8B"]))
     sent = session._order(options, *OURS)["config"]
     assert sent["data"]["path"] == str(tmp_path / "chats.jsonl")
     assert sent["target"]["model"] == "Qwen/Qwen3-8B"
     assert options.config.data.path == "chats.jsonl", "and the config is still known by what the user wrote"
-    assert "path" not in session._order(SHORT, *OURS)["config"].get("data", {}), "the built-in corpus is no folder"
+    assert "path" not in session._order(trainer, *OURS)["config"].get("data", {}), "the built-in corpus is no folder"
 
 
 @pytest.mark.parametrize(("same_data_code", "shares"), [(True, True), (False, False)])
@@ -577,6 +579,8 @@ def test_base_prepares_its_own_data_where_the_code_for_it_differs(
     monkeypatch.setattr(session, "git", lambda *words: "" if same_data_code else None)
     base = Tree(BASE, Commit("a" * 40), tmp_path / "worktrees" / "base", sys.executable)
     shared = Path(SHORT.config.data.cache).resolve()
-    assert session._cache(SHORT.config, base, OURS[1]) == shared
-    assert session._cache(SHORT.config, base, base) == (shared if shares else tmp_path / "worktrees" / "cache")
-    assert session._cache(SHORT.config, OURS[0], OURS[0]) == shared, "a self-check leaves nothing beside the working tree"
+    assert session._cache(shared, "dflash/data", base, OURS[1]) == shared
+    assert session._cache(shared, "dflash/data", base, base) == (shared if shares else tmp_path / "worktrees" / "cache")
+    assert session._cache(shared, "dflash/data", OURS[0], OURS[0]) == shared, (
+        "a self-check leaves nothing beside the working tree"
+    )

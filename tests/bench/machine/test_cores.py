@@ -11,7 +11,7 @@ from bench.machine import cores
 from bench.machine.cores import OwnCores, kept_on, usable
 from bench.records.types import Arm
 from bench.subjects.protocol import SegmentRequest, Taken
-from bench.subjects.trainer import TrainerSubject
+from bench.subjects.trainer.subject import TrainerSubject, single_threaded_roles
 from tests.pipeline.run import small_config
 
 pytestmark = pytest.mark.skipif(not usable(), reason="this system does not say which cores a thread may use")
@@ -32,9 +32,9 @@ def test_a_thread_is_kept_and_let_go() -> None:
 
 def test_each_worker_has_the_same_core_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "usable", lambda: [3, 4, 5])
-    assert OwnCores(small_config(tmp_path)).cores == {"drafter/0": 3, "target/0": 4}
+    assert OwnCores(single_threaded_roles(small_config(tmp_path))).cores == {"drafter/0": 3, "target/0": 4}
     two = small_config(tmp_path, 'target.devices=["cpu:0", "cpu:1"]')
-    assert OwnCores(two).cores == {"drafter/0": 3, "target/0": 4, "target/1": 5}
+    assert OwnCores(single_threaded_roles(two)).cores == {"drafter/0": 3, "target/0": 4, "target/1": 5}
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_each_worker_has_the_same_core_in_every_process(tmp_path: Path, monkeypa
 )
 def test_elsewhere_the_system_places_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setattr(cores, "usable", lambda: [3, 4, 5])
-    assert OwnCores(small_config(tmp_path, setting)).cores == {}
+    assert OwnCores(single_threaded_roles(small_config(tmp_path, setting))).cores == {}
     monkeypatch.setattr(cores, "usable", list)
-    assert OwnCores(small_config(tmp_path)).cores == {}
+    assert OwnCores(single_threaded_roles(small_config(tmp_path))).cores == {}
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bench.subjects.trainer as trainer_subject
-from bench.gate.worker import trace
+import bench.subjects.trainer.subject as trainer_subject
 from bench.records.types import Arm
-from bench.subjects import stage_speed
 from bench.subjects.losses import check_losses
 from bench.subjects.protocol import SegmentRequest, SubjectResult, Taken
-from bench.subjects.trainer import Standstill, TrainerSubject, harness_config, typical_window
+from bench.subjects.trainer import stage_speed
+from bench.subjects.trainer.kind import TrainerKind
+from bench.subjects.trainer.subject import Standstill, TrainerSubject, harness_config, typical_window
 from dflash.config import Config
 from dflash.data.batch import Batch
 from dflash.data.plan import EpochPlan
@@ -284,10 +284,10 @@ def test_the_window_of_the_plan_is_the_one_most_like_the_whole() -> None:
 @pytest.mark.slow
 def test_a_trace_trains_for_real_and_repeats_itself(tmp_path: Path) -> None:
     config = small_config(tmp_path)
-    first, again = trace(config, 5), trace(config, 5)
+    first, again = TrainerKind().trace(config, 5), TrainerKind().trace(config, 5)
     assert first == again
     assert [step for step, _, _ in first] == [0, 1, 2, 3, 4]
     assert len({loss for _, loss, _ in first}) == 5
     other = config.model_copy(update={"train": config.train.model_copy(update={"betas": (0.5, 0.9)})})
-    assert trace(other, 5)[:1] == first[:1]
-    assert trace(other, 5)[2:] != first[2:], "an optimizer that does other work shows in the trace"
+    assert TrainerKind().trace(other, 5)[:1] == first[:1]
+    assert TrainerKind().trace(other, 5)[2:] != first[2:], "an optimizer that does other work shows in the trace"

@@ -303,16 +303,6 @@ def _exact(proof: Proof, arm: str, changed: set[tuple[str, str, Place]]) -> Exac
     )
 
 
-def answer(request: Mapping[str, Any]) -> dict[str, ExactCounts]:
-    """Count for `bench.syncs.counting`.
-
-    Args:
-        request: `config` (a dumped `Config`), `plants` (names), `arms` {name: collectors that are on}.
-    """
-    config = Config.model_validate(request["config"])
-    return exact_counts(count_arms(config, request["arms"], plants=request["plants"], cycle=request.get("cycle", CYCLE)))
-
-
 _COARSE = {
     OPERATION: "operation",
     ALLOCATION: "allocation",
@@ -327,4 +317,4 @@ def _sum(counts: Counts, *kinds: str) -> int:
     return sum(n for (_, kind, _), n in counts.items() if kind in kinds)
 
 
-__all__ = ["Proof", "answer", "count_arms", "exact_counts"]
+__all__ = ["Proof", "count_arms", "exact_counts"]

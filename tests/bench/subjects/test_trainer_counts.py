@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.subjects.trainer import harness_config
+from bench.subjects.trainer.counts import OFF, Proof, count_arms, exact_counts
+from bench.subjects.trainer.kind import TrainerKind
+from bench.subjects.trainer.subject import harness_config
 from bench.syncs.faults.planted import COUNTED, PLANTED
-from bench.syncs.proof import OFF, Proof, answer, count_arms, exact_counts
 from bench.syncs.ways.fake_device import audit
 from dflash.observe.registry import COLLECTORS
 from steptime.syncs.counting import CountingScopes
@@ -92,8 +93,9 @@ def test_a_bfloat16_step_with_two_drafters_has_no_sync(folder: Path) -> None:
 
 def test_answer_speaks_the_harness_words(folder: Path) -> None:
     config = harness_config(small_config(folder, ONE_LAYER)).model_dump(mode="json")
-    counts = answer({"config": config, "plants": ["item"], "arms": {OFF: [], "only:item": ["item"]}, "cycle": 2})
-    assert (counts[OFF].syncs, counts["only:item"].syncs) == (0, 2)
+    request = {"config": config, "plants": ["item"], "arms": {OFF: [], "only:item": ["item"]}, "all_collectors": False}
+    counts = TrainerKind().count(request)
+    assert (counts[OFF].syncs, counts["only:item"].syncs) == (0, counts[OFF].steps)
     (place,) = [place for place in counts["only:item"].places if place.kind == "sync"]
     assert place.where.startswith("bench/syncs/faults/planted.py:")
     assert place.role == "drafter/0"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bench.subjects.trainer import TrainerSubject, harness_config
+from bench.subjects.trainer.subject import TrainerSubject, harness_config
 from dflash.commands import checks
 from dflash.commands.metrics_page import render
 from dflash.config import ObserveConfig
@@ -20,8 +20,8 @@ from dflash.observe.registry import COLLECTORS, SINKS
 from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Sink
 from dflash.pipeline.build import check_names
-from dflash.registry import Registry
 from steptime.errors import UserError
+from steptime.registry import Registry
 from tests.pipeline.run import small_config, small_trainer
 
 ROLES = RoleMap(("cpu",), ("cpu",))

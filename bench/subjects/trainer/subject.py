@@ -27,7 +27,7 @@ import numpy as np
 from bench.machine.cores import OwnCores
 from bench.records.types import Arm
 from bench.subjects.protocol import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
-from bench.subjects.stage_speed import slowest_stage
+from bench.subjects.trainer.stage_speed import slowest_stage
 from dflash.config import Config
 from dflash.data.batch import BatchSpec
 from dflash.data.plan import Plan
@@ -76,6 +76,17 @@ def harness_config(config: Config) -> Config:
             "data": config.data.model_copy(update={"prefetch": min(config.data.prefetch, 2)}),
         }
     )
+
+
+def single_threaded_roles(config: Config) -> list[str]:
+    """The workers' roles where all work on the CPU, each with one thread: only then may each keep a core; else empty."""
+    from dflash.pipeline.build import threads_per_worker
+
+    names = (*config.target.devices, *config.drafter.devices)
+    if threads_per_worker(config) != 1 or not all(name.startswith("cpu") for name in names):
+        return []
+    drafters = [f"drafter/{index}" for index in range(len(config.drafter.devices))]
+    return drafters + [f"target/{index}" for index in range(len(config.target.devices))]
 
 
 class TrainerSubject:
@@ -134,9 +145,8 @@ class TrainerSubject:
         self.observer = Observer(self.config.observe, run_dir, RoleMap.from_config(self.config))
         self._cleanup.callback(self.observer.close)
         hooks = self if self._planted is None else self._planted.hooks(self)
-        self.trainer = Trainer(
-            inputs, run_dir, self.observer, plan=plan, hooks=hooks, scopes=OwnCores(self.config), save_checkpoints=False
-        )
+        cores = OwnCores(single_threaded_roles(self.config))
+        self.trainer = Trainer(inputs, run_dir, self.observer, plan=plan, hooks=hooks, scopes=cores, save_checkpoints=False)
         if self._planted is not None:
             self._planted.install(self.trainer)
 

@@ -12,8 +12,7 @@ import torch
 
 from dflash.config import ObjectiveConfig
 from dflash.models.objectives import OBJECTIVES
-from dflash.models.optimizer import FlatParameters
-from tests.models.cases import SHAPE, Case, gradients, make_case, make_drafter, run
+from tests.models.cases import SHAPE, Case, flatten, gradients, make_case, make_drafter, run
 
 pytest.importorskip("specforge", reason="needs specforge==0.2.0: nox -s interop")
 
@@ -80,7 +79,7 @@ def test_same_loss_and_gradients(layers, dropped, loss_type, path):
     their_loss.backward()
 
     if path != "modules":
-        FlatParameters(ours, torch.device("cpu"), torch.float32)
+        flatten(ours, torch.device("cpu"), torch.float32)
     # Their D-PACE is divided by the batch, their decayed loss by its weights.
     scale = case.scale if loss_type == "dflash" else 1.0 / len(case.input_ids)
     kind = "ce" if loss_type == "dflash" else "dpace"

@@ -30,6 +30,7 @@ from dflash.data.anchors import BlockGeometry, context_limits, sample_anchors, s
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.optimizer import FlatAdamW, FlatParameters
+from dflash.models.stack import Stack
 
 Step = Callable[[], torch.Tensor]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -77,6 +78,7 @@ def make_step(shape: Any) -> tuple[Step, int]:
         )
     )
     flat = FlatParameters(drafter, torch.device("cpu"), dtype)
+    drafter.stack = Stack(drafter, flat)
     optimizer = FlatAdamW(flat, clip=1.0)
     objective = CrossEntropy()
     geometry = BlockGeometry(shape.anchors, shape.block)

@@ -130,9 +130,13 @@ def document_starts(anchors: np.ndarray, document_ids: np.ndarray | None) -> np.
     return np.searchsorted(document_ids, document_ids[anchors]).astype(np.int64)
 
 
+Limits = tuple[tuple[int, int], ...]
+"""`(sure, reach)` for each chunk of neighbouring blocks; see `context_limits`."""
+
+
 def context_limits(
     anchors: np.ndarray, keep: np.ndarray, document_start: np.ndarray, context: int, chunk: int = 8, grain: int = 32
-) -> tuple[tuple[int, int], ...]:
+) -> Limits:
     """How much context the blocks see that stand together: `(sure, reach)` for each chunk of the rows' ascending anchors.
 
     Every kept block of the chunk, in all rows of the batch, sees every column below `sure`, and none sees one from `reach` on.

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from dflash.config import DrafterConfig
+from dflash.data.anchors import Limits
 from dflash.models.attention import Attention, Places, prepare
 from dflash.models.blocks import scored_slots, slot_positions
-from dflash.models.stack import Limits, Stack, StackFunction
 from dflash.models.target import TargetInfo
 from steptime.errors import UserError
-
-if TYPE_CHECKING:
-    from dflash.models.optimizer import FlatParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +210,24 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class TrainingPass(Protocol):
+    """Computes in place of the modules while there is a graph, and adds the weights' gradients itself."""
+
+    def __call__(
+        self,
+        features: torch.Tensor,
+        x: torch.Tensor,
+        places: Places,
+        limits: Limits | None,
+    ) -> torch.Tensor: ...
+
+
 class Drafter(nn.Module):
-    """The trained model. Its state dict is the released checkpoint: 11 tensors a layer and 3 more."""
+    """The trained model. Its state dict is the released checkpoint: 11 tensors a layer and 3 more.
+
+    Attributes:
+        stack: the written-out pass that trains it, set by whoever builds the run; None: the modules do.
+    """
 
     def __init__(self, shape: DrafterShape, seed: int = 0) -> None:
         super().__init__()
@@ -224,12 +237,8 @@ class Drafter(nn.Module):
         self.layers: Any = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.rotary = Rotary(shape.head_dim, shape.rope_theta)
-        self.stack: Stack | None = None
+        self.stack: TrainingPass | None = None
         self.initialise(seed)
-
-    def attach(self, flat: FlatParameters) -> None:
-        """Train over these flat buffers from now on, by the written-out pass; without a graph the modules go on serving."""
-        self.stack = Stack(self, flat)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -275,7 +284,7 @@ class Drafter(nn.Module):
         places = Places(anchors, keep, document_start, context, size)
         if self.stack is not None and torch.is_grad_enabled():
             x = self.block_input(input_ids, anchors, embedding).flatten(0, 1)
-            return StackFunction.apply(self.norm.weight, self.stack, features, x, places, limits)
+            return self.stack(features, x, places, limits)
         dtype = self.fc.weight.dtype
         kinds = {shape.window(i) for i in range(shape.layers)}
         attentions = {window: prepare(shape.attention, places, window, dtype) for window in kinds}

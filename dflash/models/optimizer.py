@@ -42,9 +42,6 @@ class FlatParameters:
                     self.view(self.working, name).copy_(parameter)
                 parameter.data = self.view(self.working, name)
                 parameter.grad = self.view(self.grad, name)
-        attach = getattr(module, "attach", None)
-        if attach is not None:
-            attach(self)
 
     def view(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         """The part of a flat buffer that belongs to a parameter."""
@@ -79,12 +76,6 @@ class FlatParameters:
         """Round the masters into the working weights."""
         if self.master is not self.working:
             self.working.copy_(self.master)
-
-    @torch.no_grad()
-    def load_working_into_masters(self) -> None:
-        """After the module's parameters were overwritten (a loaded checkpoint): take them as masters."""
-        if self.master is not self.working:
-            self.master.copy_(self.working)
 
 
 class FlatAdamW:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dflash.data.anchors import Limits
 from dflash.models import pieces
 from dflash.models.attention import Attention, Places, prepare
 from dflash.models.blocks import scored_slots, slot_positions
@@ -25,8 +26,6 @@ from dflash.models.workspace import Workspace
 if TYPE_CHECKING:
     from dflash.models.drafter import Drafter
     from dflash.models.optimizer import FlatParameters
-
-Limits = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +93,7 @@ class Stack:
     def __init__(self, drafter: Drafter, flat: FlatParameters) -> None:
         self.shape = drafter.shape
         self.rotary = drafter.rotary
+        self.trigger = drafter.norm.weight
         self.workspace = Workspace(flat.working)
         self.dtype = flat.working.dtype
         self.passes = 0
@@ -104,6 +104,16 @@ class Stack:
 
         self.fc, self.hidden_norm, self.norm = weight("fc.weight"), weight("hidden_norm.weight"), weight("norm.weight")
         self.layers = [_layer_weights(weight, f"layers.{i}.") for i in range(self.shape.layers)]
+
+    def __call__(
+        self,
+        features: torch.Tensor,
+        x: torch.Tensor,
+        places: Places,
+        limits: Limits | None,
+    ) -> torch.Tensor:
+        """As `forward`, with a graph behind it: `backward` adds the gradients of all weights."""
+        return StackFunction.apply(self.trigger, self, features, x, places, limits)
 
     def forward(
         self, features: torch.Tensor, x: torch.Tensor, places: Places, limits: Limits | None

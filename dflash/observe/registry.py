@@ -20,8 +20,8 @@ from dflash.observe.sinks.jsonl import JsonlSink
 from dflash.observe.sinks.tensorboard import TensorboardSink
 from dflash.observe.sinks.terminal import TerminalSink
 from dflash.observe.sinks.wandb import WandbSink
-from steptime.registry import Registry
 from steptime.errors import UserError
+from steptime.registry import Registry
 
 COLLECTORS: Registry[type[Collector]] = Registry(
     "collector",

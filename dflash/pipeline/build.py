@@ -110,6 +110,7 @@ def load_targets(config: Config) -> tuple[list[Device], list[Target]]:
 def build_replica(config: Config, shape: DrafterShape, target: Target, index: int) -> Replica:
     """Drafter number `index`: same seed, same weights as every other."""
     from dflash.models.optimizer import FlatAdamW, FlatParameters
+    from dflash.models.stack import Stack
     from dflash.pipeline.drafter_worker import Replica
 
     settings, train = config.drafter, config.train
@@ -117,6 +118,7 @@ def build_replica(config: Config, shape: DrafterShape, target: Target, index: in
     dtype = torch_dtype(settings.dtype)
     drafter = Drafter(shape, train.seed)
     flat = FlatParameters(drafter, device.torch, dtype)
+    drafter.stack = Stack(drafter, flat)
     if settings.init:
         warm_start(flat, settings.init, shape)
     optimizer = FlatAdamW(flat, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, clip=train.clip)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dflash.data.anchors import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
+from dflash.data.anchors import BlockGeometry, Limits, context_limits, document_starts, sample_anchors, slot_labels
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.objectives.base import BlockObjective
 from dflash.models.objectives.ce import CrossEntropy
-from dflash.models.stack import Limits
+from dflash.models.optimizer import FlatParameters
+from dflash.models.stack import Stack
 
 SHAPE = DrafterShape(
     hidden_size=32,
@@ -127,6 +128,13 @@ def run(drafter: Drafter, case: Case, dtype: torch.dtype = torch.float32, limits
         case.embedding.to(dtype),
         limits,
     )
+
+
+def flatten(drafter: Drafter, device: torch.device, dtype: torch.dtype) -> FlatParameters:
+    """As a run has it: flat buffers, and the written-out pass over them."""
+    flat = FlatParameters(drafter, device, dtype)
+    drafter.stack = Stack(drafter, flat)
+    return flat
 
 
 def loss_of(hidden: torch.Tensor, case: Case, objective: BlockObjective | None = None) -> torch.Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dflash.models.objectives.ce import CrossEntropy
-from dflash.models.optimizer import FlatAdamW, FlatParameters
-from tests.models.cases import Case, gradients, loss_of, make_case, make_drafter, run
+from dflash.models.optimizer import FlatAdamW
+from tests.models.cases import Case, flatten, gradients, loss_of, make_case, make_drafter, run
 
 pytestmark = pytest.mark.gpu
 SIZES = {"hidden_size": 64, "head_dim": 32, "block_size": 8}
@@ -26,7 +26,7 @@ def test_gradients_equal_the_cpus(attention, compile):
     expected_loss = loss_of(run(reference, case), case)
     expected_loss.backward()
     drafter = make_drafter(attention=attention, compile=compile, sliding_layers=1, sliding_window=9, **SIZES)
-    FlatParameters(drafter, torch.device("cuda"), torch.float32)
+    flatten(drafter, torch.device("cuda"), torch.float32)
     moved = on_gpu(case)
     loss = loss_of(run(drafter, moved), moved)
     loss.backward()
@@ -40,7 +40,7 @@ def test_gradients_equal_the_cpus(attention, compile):
 @pytest.mark.parametrize("attention", ["flex", "split"])
 def test_a_step_waits_for_nothing(attention):
     drafter = make_drafter(attention=attention, **SIZES)
-    flat = FlatParameters(drafter, torch.device("cuda"), torch.bfloat16)
+    flat = flatten(drafter, torch.device("cuda"), torch.bfloat16)
     optimizer, objective = FlatAdamW(flat), CrossEntropy()
     case = make_case(drafter.shape)
     scale, limits, moved = case.scale, case.limits, on_gpu(case)

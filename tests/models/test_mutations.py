@@ -22,9 +22,8 @@ from dflash.config import TargetConfig, TinyTarget
 from dflash.data.anchors import BlockGeometry, document_starts
 from dflash.device import Device
 from dflash.models.drafter import DrafterShape, Rotary
-from dflash.models.optimizer import FlatParameters
 from dflash.models.target import Target, build_target_layer_ids, build_tiny, load_target
-from tests.models.cases import Case, make_case, make_drafter, run
+from tests.models.cases import Case, flatten, make_case, make_drafter, run
 from tests.models.slow import slow_forward
 from tests.models.test_blocks import slow_slot
 
@@ -50,7 +49,7 @@ def check_forward(path: str, case: Case | None = None, **changes: object) -> Non
     drafter = make_drafter(attention="dense" if path == "modules, dense" else "split", **{**DEFAULT, **changes})
     expected = slow_forward(drafter.state_dict(), drafter.shape, case)
     if path == "written out":
-        FlatParameters(drafter, torch.device("cpu"), torch.float32)
+        flatten(drafter, torch.device("cpu"), torch.float32)
         hidden = run(drafter, case, limits=case.limits)
     else:
         with torch.no_grad():
@@ -116,7 +115,7 @@ def test_causal_inside_a_full_attention_block(path, monkeypatch):
     drafter = make_drafter(attention="dense" if path == "modules, dense" else "split")
     expected = slow_forward(drafter.state_dict(), drafter.shape, case)  # by the sound windows: a full layer has none
     if path == "written out":
-        FlatParameters(drafter, torch.device("cpu"), torch.float32)
+        flatten(drafter, torch.device("cpu"), torch.float32)
     monkeypatch.setattr(DrafterShape, "window", lambda self, layer: 10**6)
     with must_fail():
         torch.testing.assert_close(run(drafter, case).detach().double(), expected, rtol=1e-4, atol=1e-4)
@@ -186,7 +185,7 @@ def test_document_boundary_crossed_by_attention(path):
     drafter = make_drafter(attention="dense" if path == "modules, dense" else "split")
     expected = slow_forward(drafter.state_dict(), drafter.shape, case)
     if path == "written out":
-        FlatParameters(drafter, torch.device("cpu"), torch.float32)
+        flatten(drafter, torch.device("cpu"), torch.float32)
     crossed = case.changed(document_start=torch.zeros_like(case.document_start))
     with must_fail():
         torch.testing.assert_close(run(drafter, crossed).detach().double(), expected, rtol=1e-4, atol=1e-4)

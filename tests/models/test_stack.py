@@ -12,8 +12,10 @@ from dflash.models.drafter import Drafter
 from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.optimizer import FlatParameters
 from dflash.models.pieces_compiled import compiled
-from tests.models.cases import Case, gradients, loss_of, make_case, make_drafter, run
+from dflash.models.stack import Stack
+from tests.models.cases import Case, flatten, gradients, loss_of, make_case, make_drafter, run
 from tests.models.watch import watch
+from tests.pipeline.run import small_trainer
 
 CPU = torch.device("cpu")
 LAYERS = {
@@ -36,7 +38,7 @@ def by_modules(case: Case, **changes) -> tuple[float, dict[str, torch.Tensor]]:
 
 def by_stack(case: Case, dtype=torch.float32, limits=None, attention="split", passes=1, **changes):
     drafter = make_drafter(attention=attention, **changes)
-    flat = FlatParameters(drafter, CPU, dtype)
+    flat = flatten(drafter, CPU, dtype)
     assert drafter.stack is not None
     for _ in range(passes):
         loss = loss_of(run(drafter, case, dtype, limits), case)
@@ -116,7 +118,7 @@ def test_two_passes_give_the_same_bits():
 
 def test_a_second_forward_before_the_backward_is_refused():
     case, drafter = make_case(), make_drafter(attention="split")
-    FlatParameters(drafter, CPU, torch.float32)
+    flatten(drafter, CPU, torch.float32)
     loss = loss_of(run(drafter, case), case)
     run(drafter, case)
     with pytest.raises(RuntimeError, match="run backward before the next forward"):
@@ -127,7 +129,7 @@ def test_a_pass_without_gradients_in_between_does_no_harm():
     case = make_case()
     _, expected, _ = by_stack(case)
     drafter = make_drafter(attention="split")
-    FlatParameters(drafter, CPU, torch.float32)
+    flatten(drafter, CPU, torch.float32)
     loss = loss_of(run(drafter, case), case)
     with torch.no_grad():
         run(drafter, make_case(seed=5))
@@ -137,7 +139,7 @@ def test_a_pass_without_gradients_in_between_does_no_harm():
 
 def test_reads_no_value_and_makes_no_buffer_twice():
     drafter = make_drafter(attention="split")
-    FlatParameters(drafter, CPU, torch.float32)
+    flatten(drafter, CPU, torch.float32)
     case = make_case()
     loss_of(run(drafter, case), case).backward()
     held = drafter.stack.workspace.bytes
@@ -150,6 +152,17 @@ def test_reads_no_value_and_makes_no_buffer_twice():
     assert made <= 2, "only the loss makes its gradient"
 
 
+def test_flat_buffers_alone_leave_the_modules_in_charge():
+    drafter = make_drafter(attention="split")
+    FlatParameters(drafter, CPU, torch.float32)
+    assert drafter.stack is None
+
+
+def test_a_run_is_trained_by_the_written_out_pass(tmp_path):
+    for replica in small_trainer(tmp_path).replicas:
+        assert isinstance(replica.drafter.stack, Stack)
+
+
 def test_a_layout_that_cannot_be_joined_falls_back_to_the_modules():
     case = make_case()
     loss, expected = by_modules(case)
@@ -158,7 +171,6 @@ def test_a_layout_that_cannot_be_joined_falls_back_to_the_modules():
     broken.places = dict(reversed(broken.places.items()))
     with pytest.raises(ValueError, match="side by side"):
         broken.joined(broken.working, ["layers.0.self_attn.q_proj.weight", "layers.0.self_attn.v_proj.weight"])
-    drafter.stack = None
     found = loss_of(run(drafter, case), case)
     found.backward()
     assert float(found.detach()) == pytest.approx(loss, rel=1e-6)
@@ -167,6 +179,6 @@ def test_a_layout_that_cannot_be_joined_falls_back_to_the_modules():
 
 def test_the_original_modules_share_the_flat_weights():
     drafter = Drafter(dataclasses.replace(make_drafter().shape, attention="split"), 3)
-    flat = FlatParameters(drafter, CPU, torch.float32)
+    flat = flatten(drafter, CPU, torch.float32)
     flat.working.fill_(0.25)
     assert all((parameter == 0.25).all() for parameter in drafter.parameters())

@@ -61,7 +61,7 @@ class Batch:
         labels: int64 `[batch, anchors, block-1]`: the token at `anchor + k` for k = 1..block-1, 0 where weight is 0.
         weights: float32 `[batch, anchors, block-1]`: exp(-(k-1)/gamma) where supervised, else 0.
         document_start: int64 `[batch, anchors]` first position of the anchor's document (0 unless packed).
-        document_ids: int64 `[batch, length]` for packed rows, else None; `documents` the same, as rows for the target.
+        documents: packed rows taken apart for the target; None unless packed.
         weight_sum: sum of `weights`, a host float: the loss's denominator.
         lengths: real tokens of each row.
         tokens, loss_tokens: real and supervised tokens of the batch; padded_tokens = batch * length.
@@ -77,7 +77,6 @@ class Batch:
     labels: torch.Tensor
     weights: torch.Tensor
     document_start: torch.Tensor
-    document_ids: torch.Tensor | None
     documents: DocumentRows | None
     weight_sum: float
     lengths: tuple[int, ...]

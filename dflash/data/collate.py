@@ -36,7 +36,7 @@ class Collator:
         packed = any(row.document_ids is not None for row in rows)
         ids, input_ids = self._new((size, bucket), torch.int64, 0)
         mask = np.zeros((size, bucket), bool)
-        documents, document_ids = self._new((size, bucket), torch.int64, PADDING_DOCUMENT) if packed else (None, None)
+        documents = np.full((size, bucket), PADDING_DOCUMENT, np.int64) if packed else None
         anchors, anchors_out = self._new((size, geometry.anchors), torch.int64)
         keep, keep_out = self._new((size, geometry.anchors), torch.bool)
         start_places, starts_out = self._new((size, geometry.anchors), torch.int64, 0)
@@ -59,7 +59,6 @@ class Collator:
             labels=self._from(labels),
             weights=self._from(weights),
             document_start=starts_out,
-            document_ids=document_ids,
             documents=None if documents is None else self._rows(documents),
             weight_sum=float(weights.sum(dtype=np.float64)),
             lengths=lengths,

@@ -23,7 +23,7 @@ class HiddenBatch:
         ready: event after which `features` may be read.
         slot: the pool slot to give back when the drafter is done reading.
         last_hidden: `[batch, length, hidden]` output of the target's last norm, for distillation only.
-        put_ns: host clock when it entered the queue; required, so that an age is never nonsense.
+        put_ns: host clock when it entered the queue, which writes it.
     """
 
     batch: Batch
@@ -31,7 +31,7 @@ class HiddenBatch:
     ready: Any
     slot: Slot
     last_hidden: torch.Tensor | None = None
-    put_ns: int = 0
+    put_ns: int = field(default=0, init=False)
 
 
 class Slot:

@@ -105,6 +105,7 @@ class SplitKernel:
             part = torch.softmax(logits, dim=-1, out=self._take(f"weights{layer}.{index}", pairs, chunk, dtype))
             self._blocks(near_weights, chunk).copy_(self._own(part))
             weights.append(part)
+            del logits  # or the next chunk would find its buffer in use
         attended = take("attended", by_block.shape, dtype)
         torch.bmm(near_weights, value, out=attended)
         out = attended.view(pairs, -1, d)
@@ -138,6 +139,7 @@ class SplitKernel:
             self._blocks(near, chunk).copy_(self._own(dlogits))
             torch.bmm(dlogits, saved.context_key[:, :columns], out=dquery[:, part])
             dfar_key[:, :columns].baddbmm_(dlogits.transpose(1, 2), saved.query[:, part])
+            del dweights, dlogits
         dquery.view(-1, rows, d).baddbmm_(near, saved.key)
         torch.bmm(near.transpose(1, 2), saved.query.view(-1, rows, d), out=dkey)
         by_row = (gradient.view(self.batch, -1, *far[1:]) for gradient in (dfar_key, dfar_value))

@@ -294,6 +294,7 @@ class _Pass:
         dfused = take("dfused", dfeature.shape, self.dtype).zero_()
         self._norm_backward(self.feature, dfeature, stack.hidden_norm, dfused)
         stack.fc.add_grad(dfused, self.features)
+        stack.workspace.checking = False
 
     def _norm_backward(self, normed: _Normed, dy: torch.Tensor, weight: Weight, into: torch.Tensor | None) -> None:
         """Add the gradient of a norm's weight, and of its input to `into`; `dy` is overwritten."""
@@ -331,9 +332,10 @@ class _Pass:
             ("q", dquery, weights.q_norm, self.query_tables, dqkv[:, : self.heads]),
             ("k", dkey, weights.k_norm, self.slot_tables, dqkv[:, self.heads : -kv_heads]),
         ):
-            turned = take("dturned", self._rows_first(dy).shape, self.dtype)
-            self.pieces.rotate_back_into(self._rows_first(dy), tables, turned)
-            self._head_norm_backward(saved[name], projected.gathered(turned, self.stack.workspace), weight, part)
+            turned = self._turned_back(self._rows_first(dy), tables)
+            gathered = projected.gathered(turned, self.stack.workspace)
+            self._head_norm_backward(saved[name], gathered, weight, part)
+            del turned, gathered  # or the next one would find its buffer in use
         projected.gather(self._rows_first(dvalue), dqkv[:, -kv_heads:])
         flat = dqkv.flatten(1)
         weights.qkv.add_grad(flat, normed.out)
@@ -342,12 +344,17 @@ class _Pass:
         self._norm_backward(normed, dy, weights.norm1, dx if index else None)
         dboth = take("dcontext_kv", (batch * context, 2 * kv_heads * d), self.dtype)
         dsplit = dboth.view(batch * context, 2, kv_heads, d)
-        turned = take("dturned", (batch, context, kv_heads, d), self.dtype)
-        self.pieces.rotate_back_into(dfar_key.transpose(1, 2), self.context_tables, turned)
+        turned = self._turned_back(dfar_key.transpose(1, 2), self.context_tables)
         self._head_norm_backward(saved["context"], turned.flatten(0, 1), weights.k_norm, dsplit[:, 0])
         dsplit[:, 1].view(batch, context, kv_heads, d).copy_(dfar_value.transpose(1, 2))
         weights.kv.add_grad(dboth, self.feature.out)
         dfeature.addmm_(dboth, weights.kv.value)
+
+    def _turned_back(self, dy: torch.Tensor, tables: pieces.Tables) -> torch.Tensor:
+        """The gradient of what was rotated, in a buffer of its own: `dy` may be strided."""
+        turned = self.take("dturned", dy.shape, self.dtype)
+        self.pieces.rotate_back_into(dy, tables, turned)
+        return turned
 
     def _head_norm_backward(self, head: _Normed, dy: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
         """Through the norm of each head: `dy` `[rows, heads, d]`, overwritten; `out` of its shape, strided."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from itertools import combinations
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.optimizer import FlatParameters
 from dflash.models.pieces_compiled import compiled
 from dflash.models.stack import Stack
+from dflash.models.workspace import Workspace
 from tests.models.cases import Case, flatten, gradients, loss_of, make_case, make_drafter, run
 from tests.models.watch import watch
 from tests.pipeline.run import small_trainer
@@ -119,10 +122,50 @@ def test_two_passes_give_the_same_bits():
 def test_a_second_forward_before_the_backward_is_refused():
     case, drafter = make_case(), make_drafter(attention="split")
     flatten(drafter, CPU, torch.float32)
+    first = run(drafter, case)
+    with pytest.raises(RuntimeError, match="a forward came before the last backward"):
+        run(drafter, case)
+    del first
+    loss_of(run(drafter, case), case).backward()
     loss = loss_of(run(drafter, case), case)
     run(drafter, case)
     with pytest.raises(RuntimeError, match="run backward before the next forward"):
         loss.backward()
+
+
+def rename(monkeypatch, renamed) -> None:
+    """Every buffer is taken by the name that `renamed` gives for its own."""
+    take = Workspace.take
+    monkeypatch.setattr(Workspace, "take", lambda self, name, *rest: take(self, renamed(name), *rest))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("attention", ["split", "dense"])
+def test_a_name_used_twice_is_found_or_does_no_harm(monkeypatch, attention):
+    """Two buffers under one name: an error in the first pass, or the same bits as one was free by then."""
+    case = make_case()
+
+    def train():
+        return by_stack(case, limits=case.limits, attention=attention)
+
+    names: dict[str, str] = {}
+    with monkeypatch.context() as patch:
+        rename(patch, lambda name: names.setdefault(name, name))
+        loss, expected, _ = train()
+    found = 0
+    for pair in random.Random(0).sample(list(combinations(names, 2)), 100):
+        with monkeypatch.context() as patch:
+            rename(patch, lambda name, pair=pair: pair[1] if name in pair else name)
+            try:
+                found_loss, gradient, _ = train()
+            except RuntimeError as error:
+                if "is taken in use" not in str(error):
+                    raise
+                found += 1
+                continue
+        assert found_loss == loss, pair
+        assert all(torch.equal(gradient[name], expected[name]) for name in expected), pair
+    assert found > 100 / 4
 
 
 def test_a_pass_without_gradients_in_between_does_no_harm():

@@ -123,24 +123,26 @@ class BlockObjective:
         """
         if self.needs_teacher and teacher is None:
             raise ValueError(f"{self.name} needs the target's last hidden states")
+        if self._workspace is None:
+            self._workspace = Workspace(hidden)
         loss, stats = _ChunkedLoss.apply(hidden, head, labels, weights, scale, teacher, self)
+        self._workspace.checking = False
         return loss, stats
 
-    def _buffer(self, name: str, shape: Sequence[int], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if self._workspace is None:
-            self._workspace = Workspace(like)
+    def _buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        assert self._workspace is not None
         return self._workspace.take(name, shape, dtype)
 
     def _logits(self, name: str, states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         """A chunk's logits in float32, in a kept buffer; multiplied in the states' own type."""
         shape = (states.shape[0], head.shape[0])
-        logits = self._buffer(name, shape, states, torch.float32)
+        logits = self._buffer(name, shape, torch.float32)
         if states.dtype == torch.float32:
             return torch.mm(states, head.t(), out=logits)
-        return logits.copy_(torch.mm(states, head.t(), out=self._buffer("low", shape, states, states.dtype)))
+        return logits.copy_(torch.mm(states, head.t(), out=self._buffer("low", shape, states.dtype)))
 
     def _rounded(self, slope: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return self._buffer("low", slope.shape, slope, dtype).copy_(slope)
+        return self._buffer("low", slope.shape, dtype).copy_(slope)
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -29,6 +29,14 @@ class WorkerDevice(Protocol):
     is_cuda: bool
 
 
+class PlainDevice:
+    """The device of that name, for a thread without a device object of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.torch = torch.device(name)
+        self.is_cuda = self.torch.type == "cuda"
+
+
 @contextlib.contextmanager
 def watched(scope: Scope, device: WorkerDevice | None, *, cuda: bool, strict: bool = True) -> Iterator[Scope]:
     """Everything that a counted worker runs under. On the CPU its device is named `cpu:0` meanwhile (see `modes`)."""

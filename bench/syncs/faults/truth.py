@@ -23,7 +23,6 @@ from bench.syncs.cuda import is_sync, plain
 from bench.syncs.difference import Counts
 from bench.syncs.ways import make_ways
 from bench.syncs.ways.way import Way
-from dflash.device import Device
 from steptime.host_memory import staging
 
 SIZE = 4
@@ -176,7 +175,7 @@ def scope_device(way: Way) -> torch.device:
     """The device as a program inside the way's scope must name it."""
     if way.device == "cpu":
         return torch.device("cpu", 0)
-    return torch.device(way.device) if way.device == "meta" else Device(way.device).torch
+    return torch.device(way.device)
 
 
 def _kinds(after: Counts, before: Counts) -> dict[str, int]:

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from bench.syncs.difference import Counts
-from dflash.device import Device
-from steptime.syncs.counting import CountingScopes
+from steptime.syncs.counting import CountingScopes, PlainDevice
 from steptime.syncs.scopes import Scope
 
 
@@ -59,7 +58,7 @@ class ModesWay:
 
     @contextlib.contextmanager
     def _armed(self, role: str) -> Iterator[Scope]:
-        device = None if role in ("monitor", "prefetcher") else Device(self.device)
+        device = None if role in ("monitor", "prefetcher") else PlainDevice(self.device)
         with self.scopes.enter(role, device) as scope:
             self.scopes.arm()
             yield scope

@@ -19,6 +19,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 CONSTRAINTS = ("-c", "constraints.txt")
 SOURCES = ("steptime", "dflash", "bench", "tests", "noxfile.py")
+LINTERS = ("ruff", "mypy", "import-linter")
 PATIENT = {"interrupt_timeout": 60.0, "terminate_timeout": 30.0}
 """Seconds that a command gets after Ctrl-C: nox would kill it after half of one, with worktrees and workers left behind."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
@@ -33,9 +34,9 @@ def install(session: nox.Session, *libraries: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Linter, type checker, then every test that needs no GPU and no network."""
+    """Linter, type checker, arrows between rooms, then every test that needs no GPU and no network."""
     libraries = ("hypothesis", "pytest-timeout", "prometheus_client", "opentelemetry-sdk", "tensorboard")
-    install(session, *libraries, "check-jsonschema", "ruff", "mypy")
+    install(session, *libraries, "check-jsonschema", *LINTERS)
     session.install("--no-deps", "trl==1.16.0")  # its templates of released models are read, nothing of it runs
     check_source(session)
     session.run("python", "-m", "pytest", *(session.posargs or ["tests"]))
@@ -43,8 +44,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Linter and type checker alone."""
-    install(session, "ruff", "mypy")
+    """Linter, type checker and the arrows between rooms, alone."""
+    install(session, *LINTERS)
     check_source(session)
 
 
@@ -52,6 +53,7 @@ def check_source(session: nox.Session) -> None:
     session.run("ruff", "check", *SOURCES)
     session.run("ruff", "format", "--check", *SOURCES)
     session.run("mypy")
+    session.run("lint-imports")
 
 
 @nox.session

@@ -24,7 +24,7 @@ from bench.records.types import OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
 LIMIT_S = 600.0
 LAST_LINES = 40
 """Of its stderr, shown on ours when it fails: its traceback."""
-_COUNTS = TypeAdapter(dict[str, ExactCounts])
+COUNTS = TypeAdapter(dict[str, ExactCounts])
 
 
 class Pending(Protocol):
@@ -147,7 +147,7 @@ class ProcessPending:
                 print("--- stderr of the counting process", *lines[-LAST_LINES:], "---", sep="\n", file=sys.stderr)
             return {}, (f"the counting process failed (exit code {code}): {lines[-1].strip() if lines else 'no message'}",)
         try:
-            return _COUNTS.validate_json(self._answer.read_bytes()), ()
+            return COUNTS.validate_json(self._answer.read_bytes()), ()
         except (OSError, ValidationError) as error:
             return {}, (f"the counting process left no counts: {str(error).splitlines()[0]}",)
 
@@ -160,14 +160,3 @@ class ProcessPending:
             self._found = self._read()
         self._errors.close()
         self._folder.cleanup()
-
-
-def main(answer_path: str) -> int:
-    """The child process: request on stdin, counts to `answer_path`."""
-    from bench.files import write
-    from bench.subjects.registry import SUBJECTS
-
-    request = json.load(sys.stdin)
-    counts = SUBJECTS[request["subject"]].count(request)
-    write(Path(answer_path), _COUNTS.dump_json(dict(counts)).decode())
-    return 0

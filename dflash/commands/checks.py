@@ -13,9 +13,9 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-State = Literal["ok", "absent", "warning", "broken"]
+from dflash.observe.state import State
+
 Check = Callable[[], "tuple[State, str] | None"]
 _WIDTH = 80
 _COLOURS = {"ok": "32", "absent": "2", "warning": "33", "broken": "31"}

@@ -11,7 +11,7 @@ from dflash.config import ObserveConfig
 from dflash.observe.roles import RoleMap
 
 if TYPE_CHECKING:
-    from dflash.commands.checks import State
+    from dflash.observe.state import State
 
 RowKind = Literal["run", "metrics", "live", "train", "event", "summary"]
 

@@ -12,7 +12,7 @@ from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
 from steptime.errors import UserError
 
 if TYPE_CHECKING:
-    from dflash.commands.checks import State
+    from dflash.observe.state import State
 
 
 class TensorboardSink(Sink):

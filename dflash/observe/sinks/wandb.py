@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
 
 if TYPE_CHECKING:
-    from dflash.commands.checks import State
+    from dflash.observe.state import State
 
 logger = logging.getLogger("dflash.observe")
 

@@ -21,12 +21,14 @@ CONSTRAINTS = ("-c", "constraints.txt")
 SOURCES = ("steptime", "dflash", "bench", "tests", "noxfile.py")
 LINTERS = ("ruff", "mypy", "import-linter")
 PATIENT = {"interrupt_timeout": 60.0, "terminate_timeout": 30.0}
-"""Seconds that a command gets after Ctrl-C: nox would kill it after half of one, with worktrees and workers left behind."""
+"""Seconds that a command gets after Ctrl-C: nox would kill it after half of one, with worktrees and workers
+left behind."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
 def install(session: nox.Session, *libraries: str) -> None:
-    """The project with its bench extra, those that DFLASH_EXTRAS names (`cuda`, on a GPU), and what else the session needs."""
+    """The project with its bench extra, those that DFLASH_EXTRAS names (`cuda`, on a GPU), and what else the
+    session needs."""
     extras = ",".join(["bench", *os.environ.get("DFLASH_EXTRAS", "").split()])
     session.install(*CONSTRAINTS, "-e", f".[{extras}]", *libraries)
     session.env.update(OFFLINE)
@@ -37,7 +39,9 @@ def tests(session: nox.Session) -> None:
     """Linter, type checker, arrows between rooms, then every test that needs no GPU and no network."""
     libraries = ("hypothesis", "pytest-timeout", "prometheus_client", "opentelemetry-sdk", "tensorboard")
     install(session, *libraries, "check-jsonschema", *LINTERS)
-    session.install("--no-deps", "trl==1.16.0")  # its templates of released models are read, nothing of it runs
+    session.install(
+        "--no-deps", "trl==1.16.0"
+    )  # its templates of released models are read, nothing of it runs
     check_source(session)
     session.run("python", "-m", "pytest", *(session.posargs or ["tests"]))
 
@@ -60,9 +64,9 @@ def check_source(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """What does each collector cost? The overhead report of the real trainer.
 
-    On a machine too noisy to resolve the budget the report says so (exit code 3), and by hand that is a warning: the exact
-    counts and the losses were still compared. In CI, and with `python -m bench overhead`, it stays red.
-    """
+    On a machine too noisy to resolve the budget the report says so (exit code 3), and by hand that is a
+    warning: the exact counts and the losses were still compared. In CI, and with `python -m bench overhead`,
+    it stays red."""
     install(session)
     out = Path("bench-out") / "nox"
     arguments = list(session.posargs)
@@ -71,10 +75,14 @@ def bench(session: nox.Session) -> None:
     receipt = Path(arguments[arguments.index("--out") + 1]) / "receipt.json"
     receipt.unlink(missing_ok=True)
     by_hand = not os.environ.get("CI")
-    session.run("python", "-m", "bench", "overhead", *arguments, success_codes=[0, 3] if by_hand else [0], **PATIENT)
+    session.run(
+        "python", "-m", "bench", "overhead", *arguments, success_codes=[0, 3] if by_hand else [0], **PATIENT
+    )
     verdict = json.loads(receipt.read_text(encoding="utf-8"))["verdict"] if receipt.exists() else "invalid"
     if verdict in ("unresolved", "slower"):
-        session.warn(f"{verdict}: this run could not resolve the budget; a quieter machine or `-- --minutes 15` may")
+        session.warn(
+            f"{verdict}: this run could not resolve the budget; a quieter machine or `-- --minutes 15` may"
+        )
     elif verdict != "within" and "--help" not in arguments:
         session.error(f"verdict: {verdict}")
 
@@ -115,7 +123,9 @@ def interop(session: nox.Session) -> None:
 
     z-lab's package is called `dflash` too, and pins another transformers: it gets an environment of its own.
     """
-    install(session, "pytest-timeout", "loguru", "pydantic-settings", "aiohttp", "openai", "accelerate", "psutil")
+    install(
+        session, "pytest-timeout", "loguru", "pydantic-settings", "aiohttp", "openai", "accelerate", "psutil"
+    )
     session.install("--no-deps", "specforge==0.2.0", "speculators==0.9.0", "hs-connectors")
     zlab = Path(session.virtualenv.location).resolve() / "zlab"
     if not zlab.exists():

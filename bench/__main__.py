@@ -8,7 +8,8 @@ from bench.cli import main
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """A job that is cancelled gets SIGTERM: what Ctrl-C keeps and cleans up is kept and cleaned up then, too."""
+    """A job that is cancelled gets SIGTERM: what Ctrl-C keeps and cleans up is kept and cleaned up then,
+    too."""
     raise KeyboardInterrupt
 
 

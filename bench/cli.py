@@ -90,47 +90,89 @@ def build_parser() -> Parser:
     """The whole command line."""
     parser = Parser(
         prog="python -m bench",
-        description="Measures what the trainer's metrics cost, and whether one commit is slower than another.",
+        description="Measures what the trainer's metrics cost, and whether a commit is slower than another.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    _overhead(commands.add_parser("overhead", help="what does each collector cost?", description=run_overhead.__doc__))
-    _gate(commands.add_parser("gate", help="is this commit slower than that one?", description=run_gate.__doc__))
-    _baseline(commands.add_parser("baseline", help="are we drifting from the stored figure?", description=BASELINE_TEXT))
-    _selfcheck(commands.add_parser("selfcheck", help="how often is the harness wrong?", description=run_selfcheck.__doc__))
+    _overhead(
+        commands.add_parser(
+            "overhead", help="what does each collector cost?", description=run_overhead.__doc__
+        )
+    )
+    _gate(
+        commands.add_parser("gate", help="is this commit slower than that one?", description=run_gate.__doc__)
+    )
+    _baseline(
+        commands.add_parser(
+            "baseline", help="are we drifting from the stored figure?", description=BASELINE_TEXT
+        )
+    )
+    _selfcheck(
+        commands.add_parser(
+            "selfcheck", help="how often is the harness wrong?", description=run_selfcheck.__doc__
+        )
+    )
     commands.add_parser("syncs", help="count the host syncs of any PyTorch program", add_help=False)
     return parser
 
 
 def _subject(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
-    parser.add_argument("--config", default=DEFAULT_CONFIG, metavar="FILE", help="TOML of what is trained (default %(default)s)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="lay a setting over the config")
+    parser.add_argument(
+        "--config",
+        default=DEFAULT_CONFIG,
+        metavar="FILE",
+        help="TOML of what is trained (default %(default)s)",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="lay a setting over the config"
+    )
     parser.set_defaults(run=run)
 
 
 def _common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
     _subject(parser, run)
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="order of the arms (default 0)")
-    parser.add_argument("--out", metavar="DIR", help="folder for receipt and reports (default: one under bench-out/)")
+    parser.add_argument(
+        "--out", metavar="DIR", help="folder for receipt and reports (default: one under bench-out/)"
+    )
 
 
 def _overhead(parser: argparse.ArgumentParser) -> None:
     _common(parser, run_overhead)
     parser.add_argument("--quick", action="store_true", help="isolated costs only; under 90 s in all")
-    parser.add_argument("--minutes", type=minutes, metavar="M", help="time for measuring (default 4, quick 0.75)")
     parser.add_argument(
-        "--budget", type=budget, default=1.0, metavar="PERCENT", help="of all together, half for each (default 1%%)"
+        "--minutes", type=minutes, metavar="M", help="time for measuring (default 4, quick 0.75)"
     )
-    parser.add_argument("--only", type=names, default=(), metavar="C,...", help="measure these collectors only")
-    parser.add_argument("--together", action="store_true", help="all collectors as one against off: more precise, blames none")
-    parser.add_argument("--inject", type=percent, default=0.0, metavar="PERCENT", help="add a collector of known cost, e.g. 2%%")
+    parser.add_argument(
+        "--budget",
+        type=budget,
+        default=1.0,
+        metavar="PERCENT",
+        help="of all together, half for each (default 1%%)",
+    )
+    parser.add_argument(
+        "--only", type=names, default=(), metavar="C,...", help="measure these collectors only"
+    )
+    parser.add_argument(
+        "--together", action="store_true", help="all collectors as one against off: more precise, blames none"
+    )
+    parser.add_argument(
+        "--inject",
+        type=percent,
+        default=0.0,
+        metavar="PERCENT",
+        help="add a collector of known cost, e.g. 2%%",
+    )
     parser.add_argument("--plant", default="", metavar="NAME", help="add a bad collector, to see it found")
-    parser.add_argument("--subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed")
+    parser.add_argument(
+        "--subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed"
+    )
 
 
 def run_overhead(arguments: argparse.Namespace) -> int:
-    """What does each collector cost? Every arm replays the same batches; costs come with intervals and a verdict."""
+    """What does each collector cost? Every arm replays the same batches; costs come with intervals and a
+    verdict."""
     from bench.commands import overhead
     from bench.progress import Reporter
     from dflash.config import load_config
@@ -148,25 +190,44 @@ def run_overhead(arguments: argparse.Namespace) -> int:
         out=arguments.out,
     )
     subject, counter = overhead.make_subject(
-        arguments.subject, options.config, inject_percent=arguments.inject, plant=arguments.plant, time_stages=True
+        arguments.subject,
+        options.config,
+        inject_percent=arguments.inject,
+        plant=arguments.plant,
+        time_stages=True,
     )
     return int(overhead.run_overhead(options, subject, Reporter(), count=counter).exit_code)
 
 
 def _gate(parser: argparse.ArgumentParser) -> None:
     _common(parser, run_gate)
-    parser.add_argument("--base", required=True, metavar="REF", help="commit to compare with, e.g. origin/main or HEAD^1")
-    parser.add_argument("--minutes", type=minutes, default=10.0, metavar="M", help="time for measuring (default 10)")
-    parser.add_argument("--budget", type=budget, default=1.0, metavar="PERCENT", help="slowdown allowed (default 1%%)")
     parser.add_argument(
-        "--inject", type=percent, default=0.0, metavar="PERCENT", help="slow head by a known share, to see it found"
+        "--base", required=True, metavar="REF", help="commit to compare with, e.g. origin/main or HEAD^1"
     )
-    parser.add_argument("--launches", type=natural, metavar="N", help="pairs of processes (default 3 to 10, by the time)")
-    parser.add_argument("--subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed")
+    parser.add_argument(
+        "--minutes", type=minutes, default=10.0, metavar="M", help="time for measuring (default 10)"
+    )
+    parser.add_argument(
+        "--budget", type=budget, default=1.0, metavar="PERCENT", help="slowdown allowed (default 1%%)"
+    )
+    parser.add_argument(
+        "--inject",
+        type=percent,
+        default=0.0,
+        metavar="PERCENT",
+        help="slow head by a known share, to see it found",
+    )
+    parser.add_argument(
+        "--launches", type=natural, metavar="N", help="pairs of processes (default 3 to 10, by the time)"
+    )
+    parser.add_argument(
+        "--subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed"
+    )
 
 
 def run_gate(arguments: argparse.Namespace) -> int:
-    """Is this commit slower than that one, on this machine, now? Two resident processes take turns."""
+    """Is this commit slower than that one, on this machine, now? Two persistent worker processes take
+    turns."""
     from bench.commands.gate import run_gate as measure_both
     from bench.gate.verdict import Options
     from bench.progress import Reporter
@@ -188,7 +249,9 @@ def run_gate(arguments: argparse.Namespace) -> int:
 
 
 def _baseline(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="record|compare|list", required=True, parser_class=Parser)
+    actions = parser.add_subparsers(
+        dest="action", metavar="record|compare|list", required=True, parser_class=Parser
+    )
     for name, sessions, text in (
         ("record", 3, "measure several sessions and write baselines/<machine>/<config>.json"),
         ("compare", 1, "hold new sessions against the stored figure"),
@@ -196,12 +259,24 @@ def _baseline(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=text)
         _subject(action, run_baseline)
         action.add_argument(
-            "--sessions", type=natural, default=sessions, metavar="N", help="fresh launches (default %(default)s)"
+            "--sessions",
+            type=natural,
+            default=sessions,
+            metavar="N",
+            help="fresh launches (default %(default)s)",
         )
         action.add_argument("--minutes", type=minutes, metavar="M", help="time for measuring in each session")
-        action.add_argument("--receipt", action="append", default=[], metavar="FILE", help="use a finished session; repeatable")
+        action.add_argument(
+            "--receipt",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="use a finished session; repeatable",
+        )
         action.add_argument("--note", default="", metavar="TEXT", help="kept with the figure")
-    actions.add_parser("list", help="what is stored", description="What is stored.").set_defaults(run=run_baseline)
+    actions.add_parser("list", help="what is stored", description="What is stored.").set_defaults(
+        run=run_baseline
+    )
 
 
 def run_baseline(arguments: argparse.Namespace) -> int:
@@ -228,23 +303,39 @@ def run_baseline(arguments: argparse.Namespace) -> int:
 def _selfcheck(parser: argparse.ArgumentParser) -> None:
     _common(parser, run_selfcheck)
     parser.add_argument("--minutes", type=minutes, default=20.0, metavar="M", help="time in all (default 20)")
-    parser.add_argument("--gate-minutes", type=minutes, default=1.5, metavar="M", help="time of each gate (default 1.5)")
-    parser.add_argument("--subjects", type=names, default=("spin",), metavar="S,...", help="spin, trainer or both (default spin)")
+    parser.add_argument(
+        "--gate-minutes", type=minutes, default=1.5, metavar="M", help="time of each gate (default 1.5)"
+    )
+    parser.add_argument(
+        "--subjects",
+        type=names,
+        default=("spin",),
+        metavar="S,...",
+        help="spin, trainer or both (default spin)",
+    )
     parser.add_argument(
         "--inject",
         type=percents,
         default=None,
         metavar="PERCENT,...",
-        help="real slowdowns to find, a gate of identical code before each (default 1,2,5); with a 0 in it just these, in turn",
+        help=(
+            "real slowdowns to find, a gate of identical code before each (default 1,2,5); with a 0 in it "
+            "just these, in turn"
+        ),
     )
     parser.add_argument("--no-plants", action="store_true", help="leave the planted faults out: gates only")
     parser.add_argument(
-        "--again", nargs="+", default=(), metavar="FILE", help="judge the gates.jsonl of earlier checks; measure nothing"
+        "--again",
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="judge the gates.jsonl of earlier checks; measure nothing",
     )
 
 
 def run_selfcheck(arguments: argparse.Namespace) -> int:
-    """How often is the harness wrong? Identical code, known slowdowns, planted faults; rates with exact bounds."""
+    """How often is the harness wrong? Identical code, known slowdowns, planted faults; rates with exact
+    bounds."""
     from bench.commands import selfcheck
     from bench.progress import Reporter
     from bench.subjects.registry import SUBJECTS
@@ -280,7 +371,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return syncs_main(words[1:] or ["--help"])
         if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-            raise UserError(f"no such command {words[0]!r}{nearest(words[0], COMMANDS)} (there are {', '.join(COMMANDS)})")
+            raise UserError(
+                f"no such command {words[0]!r}{nearest(words[0], COMMANDS)} (there are {', '.join(COMMANDS)})"
+            )
         parsed = parser.parse_args(words)
         if parsed.command is None:
             parser.print_help()

@@ -1,6 +1,7 @@
 """`python -m bench.counting FILE`: the counting process. Gates against other commits knock at this name.
 
-    parent  {"subject": "trainer", "config": {...}, "plants": [...], "arms": {"off": [], ...}, "all_collectors": false}
+    parent  {"subject": "trainer", "config": {...}, "plants": [...], "arms": {"off": [], ...},
+    "all_collectors": false}
 
 on stdin; exact counts by arm, as JSON, to FILE.
 """

@@ -1,4 +1,5 @@
-"""The folder of a run, files written whole or not at all, the CI job's summary, and the environment of child processes."""
+"""The folder of a run, files written whole or not at all, the CI job's summary, and the environment of child
+processes."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def choose_folder(out: str | Path | None, command: str) -> Path:
-    """`--out`, or a folder of its own under bench-out; made, and seen to be writable, before anything is measured.
+    """`--out`, or a folder of its own under bench-out; made, and seen to be writable, before anything is
+    measured.
 
-    A receipt that lies there from an earlier run is removed, so that a run that dies leaves none instead of a stale one.
+    A receipt that lies there from an earlier run is removed, so that a run that dies leaves none instead of a
+    stale one.
 
     Raises:
         UserError: the folder cannot be written.
@@ -37,7 +40,8 @@ def choose_folder(out: str | Path | None, command: str) -> Path:
 
 
 def post_summary(text: str) -> None:
-    """Add Markdown to the CI job's summary, where there is one: also, and most of all, when the job is red."""
+    """Add Markdown to the CI job's summary, where there is one: also, and most of all, when the job is
+    red."""
     summary = os.environ.get(SUMMARY)
     if summary:
         with open(summary, "a", encoding="utf-8") as handle:
@@ -45,8 +49,8 @@ def post_summary(text: str) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """For a measurement that is part of another one: only the whole posts to the job's summary, and no child with a planted
-    fault tells a reader that something is wrong."""
+    """For a measurement that is part of another one: only the whole posts to the job's summary, and no child
+    with a planted fault tells a reader that something is wrong."""
     return {name: value for name, value in os.environ.items() if name != SUMMARY}
 
 

@@ -1,4 +1,5 @@
-"""`python -m bench.gate_worker`: the door of a gate's process, kept in one place for gates against other commits."""
+"""`python -m bench.gate_worker`: the door of a gate's process, kept in one place for gates against other
+commits."""
 
 import sys
 

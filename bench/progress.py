@@ -1,8 +1,8 @@
 """Progress on stderr: what, how far, how long still. Nothing is drawn while a segment runs.
 
-On a terminal one line is redrawn, elsewhere plain lines come at most every few seconds. There is no refresh thread: the
-harness must not take time from what it measures, so a redraw happens only where the caller asks for one.
-"""
+On a terminal one line is redrawn, elsewhere plain lines come at most every few seconds. There is no refresh
+thread: the harness must not take time from what it measures, so a redraw happens only where the caller asks
+for one."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""What one recorded span costs, beside two libraries that people time with; what a collector that is off costs;
-and what a tick of the monitor, a sink that is stuck and a pair of CUDA events cost.
+"""What one recorded span costs, beside two libraries that people time with; what a collector that is off
+costs; and what a tick of the monitor, a sink that is stuck and a pair of CUDA events cost.
 
     python -m pytest bench/test_hot_path.py --benchmark-columns=min,median,iqr
 
-Ours is a whole span: both clock reads, the bucket, sum and maximum. Theirs is the recording call alone, without the clock reads
-that it needs around it, so the comparison favours them. The judged ratios come from loops that take turns in one process: a
-ratio of neighbours, never two lone times.
-"""
+Ours is a whole span: both clock reads, the bucket, sum and maximum. Theirs is the recording call alone,
+without the clock reads that it needs around it, so the comparison favours them. The judged ratios come from
+loops that take turns in one process: a ratio of neighbours, never two lone times."""
 
 from __future__ import annotations
 
@@ -65,7 +64,9 @@ def prometheus() -> Callable[[], None]:
 
 
 def opentelemetry() -> Callable[[], None]:
-    metrics = pytest.importorskip("opentelemetry.sdk.metrics", reason="the OpenTelemetry SDK is not installed")
+    metrics = pytest.importorskip(
+        "opentelemetry.sdk.metrics", reason="the OpenTelemetry SDK is not installed"
+    )
     reader = pytest.importorskip("opentelemetry.sdk.metrics.export").InMemoryMetricReader()
     histogram = metrics.MeterProvider(metric_readers=[reader]).get_meter("probe").create_histogram("span")
     return lambda: histogram.record(12.3)
@@ -176,7 +177,8 @@ def test_an_event_pair_is_cheap() -> None:
 
 
 def in_turns(calls: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
-    """Nanoseconds a call, loops of all taking turns, so that each round's figures share the machine's mood."""
+    """Nanoseconds a call, loops of all taking turns, so that each round's figures share the machine's
+    mood."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():

@@ -1,4 +1,5 @@
-"""Tokens per second of every arm, as benchmarks. Each fails on its own: over budget, slower than the baseline, invalid."""
+"""Tokens per second of every arm, as benchmarks. Each fails on its own: over budget, slower than the
+baseline, invalid."""
 
 from __future__ import annotations
 
@@ -15,13 +16,19 @@ CLOCK = replay.ReplayClock()
 
 
 @pytest.mark.benchmark(timer=CLOCK, group="tokens per second")
-def test_tokens(benchmark: Any, collector: str, receipt: Receipt, known: Any, request: pytest.FixtureRequest) -> None:
+def test_tokens(
+    benchmark: Any, collector: str, receipt: Receipt, known: Any, request: pytest.FixtureRequest
+) -> None:
     """Replay the arm's segments, then judge the run itself, the collector's cost, and the stored baseline."""
     samples = replay.samples(receipt, collector)
     if not samples:
-        pytest.fail(f"arm {replay.arm_of(collector)!r} was not measured: {'; '.join(receipt.reasons)}", pytrace=False)
+        pytest.fail(
+            f"arm {replay.arm_of(collector)!r} was not measured: {'; '.join(receipt.reasons)}", pytrace=False
+        )
     remaining = iter(samples)
-    benchmark.pedantic(lambda: CLOCK.advance(next(remaining, 0.0)), setup=CLOCK.reset, rounds=len(samples), iterations=1)
+    benchmark.pedantic(
+        lambda: CLOCK.advance(next(remaining, 0.0)), setup=CLOCK.reset, rounds=len(samples), iterations=1
+    )
     benchmark.extra_info.update(replay.extra_info(receipt, collector))
     _judge_run(receipt)
     _judge_cost(receipt, collector, strict=request.config.option.bench_strict)
@@ -67,6 +74,10 @@ def test_resolved(receipt: Receipt) -> None:
 
     With `--bench-strict` the arms' own tests fail.
     """
-    open_costs = [c for c in (*receipt.collectors, receipt.all) if c and c.verdict in (Verdict.SLOWER, Verdict.UNRESOLVED)]
+    open_costs = [
+        c
+        for c in (*receipt.collectors, receipt.all)
+        if c and c.verdict in (Verdict.SLOWER, Verdict.UNRESOLVED)
+    ]
     if open_costs:
         pytest.xfail(f"not resolved:\n{replay.cost_table(open_costs)}")

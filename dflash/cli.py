@@ -14,8 +14,11 @@ import typer
 
 from steptime.errors import UserError
 
-# Typer carries a copy of click in some releases and uses the package in others; the class is the base of its own errors.
-_UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")  # type: ignore[assignment, misc]
+# Typer carries a copy of click in some releases and uses the package in others; the class is the base of its
+# own errors.
+_UsageError: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)  # type: ignore[assignment, misc]
 
 COMMANDS = ("prepare", "train", "eval", "export", "doctor")
 
@@ -45,13 +48,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     command = typer.main.get_command(build_app())
     try:
-        result = command.main(args=list(arguments) if arguments is not None else None, prog_name="dflash", standalone_mode=False)
+        result = command.main(
+            args=list(arguments) if arguments is not None else None, prog_name="dflash", standalone_mode=False
+        )
     except UserError as error:
         sys.stderr.write(f"dflash: error: {error}\n")
         return 2
     except _UsageError as error:
         text = error.format_message()  # type: ignore[attr-defined]
-        sys.stderr.write(f"{text}\n" if type(error).__name__ == "NoArgsIsHelpError" else f"dflash: error: {text}\n")
+        sys.stderr.write(
+            f"{text}\n" if type(error).__name__ == "NoArgsIsHelpError" else f"dflash: error: {text}\n"
+        )
         return 2
     except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("dflash: interrupted\n")

@@ -1,4 +1,5 @@
-"""One typed tree of settings: TOML in, `--set key=value` over it, unknown keys refused with the nearest known one."""
+"""One typed tree of settings: TOML in, `--set key=value` over it, unknown keys refused with the nearest known
+one."""
 
 from __future__ import annotations
 
@@ -35,9 +36,11 @@ class DataConfig(Section):
     """Where the conversations come from and how they become batches."""
 
     path: str = "stdlib"
-    """JSONL or Parquet file of conversations or token ids; `stdlib` builds the corpus of Python's standard library."""
+    """JSONL or Parquet file of conversations or token ids; `stdlib` builds the corpus of Python's standard
+    library."""
     tokenizer: str = ""
-    """Folder or id of a Hugging Face tokenizer. Empty: the target's own, or the one trained with the `stdlib` corpus."""
+    """Folder or id of a Hugging Face tokenizer. Empty: the target's own, or the one trained with the `stdlib`
+    corpus."""
     cache: str = "cache"
     """Folder for what `dflash prepare` builds."""
     max_length: Positive = 512
@@ -61,7 +64,8 @@ class DataConfig(Section):
 
 
 class TinyTarget(Section):
-    """Shape of the built-in target `tiny-hybrid`: a Qwen3.5 text model (gated delta net + full attention) from a seed."""
+    """Shape of the built-in target `tiny-hybrid`: a Qwen3.5 text model (gated delta net + full attention)
+    from a seed."""
 
     hidden_size: Positive = 128
     intermediate_size: Positive = 384
@@ -109,7 +113,8 @@ class DrafterConfig(Section):
     anchors: Positive = 512
     """Blocks in each sample; constant, so that shapes never change."""
     mask_token_id: int | None = None
-    """Row of the target's embedding used for mask slots. None: the tokenizer's `<|MASK|>`, or the known id of the family."""
+    """Row of the target's embedding used for mask slots. None: the tokenizer's `<|MASK|>`, or the known id of
+    the family."""
     rope_theta: float = 1e6
     rms_norm_eps: float = 1e-6
     sliding_window: Positive = 2048
@@ -143,7 +148,8 @@ class QueueConfig(Section):
     hs_min_ready: NonNegative = 10
     """A drafter draws only when so many wait (or no more will come)."""
     ordered: bool = False
-    """Batches reach the drafters in the order of the plan, so that one seed gives the same losses bit for bit."""
+    """Batches reach the drafters in the order of the plan, so that one seed gives the same losses bit for
+    bit."""
 
 
 class TrainConfig(Section):
@@ -184,8 +190,8 @@ class ObserveConfig(Section):
         *("*/*/samples", "*/*/batches", "*/*/step", "*/*/busy_s", "profile/*_count", "profile/*_p95"),
         *("cuda/*/device_allocs", "cuda/*/max_reserved_gb", "gpu/*/throttle_power_brake_hw"),
     )
-    """Shell patterns of keys that W&B does not get: eight GPUs have 269 keys, and it copes well with 200. The other sinks
-    get every key."""
+    """Shell patterns of keys that W&B does not get: eight GPUs have 269 keys, and it copes well with 200. The
+    other sinks get every key."""
     tensorboard: bool = False
     sinks: tuple[str, ...] = ()
     """Names of further sinks, those that have no key of their own."""
@@ -206,7 +212,8 @@ class Config(Section):
     observe: ObserveConfig = ObserveConfig()
 
     def anchored(self, folder: Path) -> Config:
-        """The same with every local path that exists below `folder` made absolute, for a process that runs elsewhere."""
+        """The same with every local path that exists below `folder` made absolute, for a process that runs
+        elsewhere."""
         tree = self.model_dump()
         for section, key in LOCAL_PATHS:
             value = tree[section][key]
@@ -221,10 +228,12 @@ class Config(Section):
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, or the config.json that a run left (None: all defaults), and lay `key.sub=value` settings over it.
+    """Read a TOML file, or the config.json that a run left (None: all defaults), and lay `key.sub=value`
+    settings over it.
 
     Raises:
-        UserError: missing or broken file, unknown key, value of the wrong type, settings that contradict each other.
+        UserError: missing or broken file, unknown key, value of the wrong type, settings that contradict each
+            other.
     """
     tree: dict[str, Any] = {}
     where = "defaults"
@@ -287,13 +296,24 @@ def check(config: Config, where: str) -> None:
     if list(data.buckets) != sorted(set(data.buckets)):
         raise UserError(f"{where}: data.buckets = {list(data.buckets)}: must be ascending without repeats")
     if data.buckets[-1] != data.max_length:
-        raise UserError(f"{where}: data.buckets ends at {data.buckets[-1]}, data.max_length is {data.max_length}: must agree")
+        raise UserError(
+            f"{where}: data.buckets ends at {data.buckets[-1]}, data.max_length is {data.max_length}: must "
+            "agree"
+        )
     if queue.hs_min_ready > queue.capacity:
-        raise UserError(f"{where}: queue.hs_min_ready = {queue.hs_min_ready} is over queue.capacity = {queue.capacity}")
+        raise UserError(
+            f"{where}: queue.hs_min_ready = {queue.hs_min_ready} is over queue.capacity = {queue.capacity}"
+        )
     if drafter.heads % drafter.kv_heads:
-        raise UserError(f"{where}: drafter.heads = {drafter.heads} is no multiple of drafter.kv_heads = {drafter.kv_heads}")
+        raise UserError(
+            f"{where}: drafter.heads = {drafter.heads} is no multiple of drafter.kv_heads = "
+            f"{drafter.kv_heads}"
+        )
     if drafter.sliding_layers > drafter.layers:
-        raise UserError(f"{where}: drafter.sliding_layers = {drafter.sliding_layers} is over drafter.layers = {drafter.layers}")
+        raise UserError(
+            f"{where}: drafter.sliding_layers = {drafter.sliding_layers} is over drafter.layers = "
+            f"{drafter.layers}"
+        )
     if not config.target.devices or not drafter.devices:
         raise UserError(f"{where}: target.devices and drafter.devices need at least one device each")
     for device in (*config.target.devices, *drafter.devices):

@@ -35,7 +35,8 @@ class _CpuEvent:
 
 
 class Device:
-    """A worker's device and its stream. Owned by one worker thread; `with device.active():` is its whole life."""
+    """A worker's device and its stream. Owned by one worker thread; `with device.active():` is its whole
+    life."""
 
     def __init__(self, name: str) -> None:
         kind, _, index = name.partition(":")
@@ -88,4 +89,7 @@ def check_devices(names: Sequence[str]) -> None:
             continue
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(name.partition(":")[2] or 0) >= count:
-            raise UserError(f"device {name!r}: this machine has {count} CUDA devices; try --set target.devices='[\"cpu\"]'")
+            raise UserError(
+                f"device {name!r}: this machine has {count} CUDA devices; try --set "
+                "target.devices='[\"cpu\"]'"
+            )

@@ -15,8 +15,12 @@ from speculators.model import SpeculatorModel
 
 def main(folder: Path) -> None:
     _, report = SpeculatorModel.from_pretrained(str(folder), output_loading_info=True)
-    model = SpeculatorModel.from_pretrained(str(folder))  # without the report it also takes the verifier's weights
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    model = SpeculatorModel.from_pretrained(
+        str(folder)
+    )  # without the report it also takes the verifier's weights
+    weights = {
+        name: tensor.contiguous() for name, tensor in model.state_dict().items() if tensor.is_floating_point()
+    }
     save_file(weights, folder / "loaded.safetensors")
     said = {
         "class": type(model).__name__,
@@ -26,7 +30,9 @@ def main(folder: Path) -> None:
         "mask_token_id": model.config.mask_token_id,
         "sliding": list(model.sliding_window_indices),
         "speculative_tokens": model.config.speculators_config.proposal_methods[0].speculative_tokens,
-        "rope_theta": float(1.0 / model.rotary_emb.inv_freq[1].item() ** (model.config.transformer_layer_config.head_dim / 2)),
+        "rope_theta": float(
+            1.0 / model.rotary_emb.inv_freq[1].item() ** (model.config.transformer_layer_config.head_dim / 2)
+        ),
     }
     (folder / "loaded.json").write_text(json.dumps(said))
 

@@ -1,8 +1,7 @@
 """The field's own loaders on what `dflash export` writes.
 
-ZLAB_PYTHON: an interpreter in whose environment `dflash` is z-lab's package (their pins need an environment of its own).
-speculators is installed beside us.
-"""
+ZLAB_PYTHON: an interpreter in whose environment `dflash` is z-lab's package (their pins need an environment
+of its own). speculators is installed beside us."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ NEW = 41
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A target, and three releases for it: full attention, with a sliding layer, and one trained on the target's answers."""
+    """A target, and three releases for it: full attention, with a sliding layer, and one trained on the
+    target's answers."""
     folder = tmp_path_factory.mktemp("interop")
     model = parts.full_model()
     model.config.eos_token_id = model.generation_config.eos_token_id = None
@@ -81,7 +81,9 @@ def ours(target, release, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(DrafterState, "draft", draft)
             row = speculate(target, drafter, [prompt], max_new_tokens=NEW).rows[0]
-        runs.append({"tokens": row.tokens, "blocks": blocks, "accepted": [cycle.tokens for cycle in row.cycles]})
+        runs.append(
+            {"tokens": row.tokens, "blocks": blocks, "accepted": [cycle.tokens for cycle in row.cycles]}
+        )
     return runs
 
 
@@ -90,14 +92,24 @@ def test_zlab_loads_strictly_and_drafts_the_same(folder, monkeypatch):
     assert python, "set ZLAB_PYTHON to an interpreter with z-lab's dflash==0.1.0 (nox -s interop does)"
     folder, target = folder
     releases = ["full-zlab", "sliding-zlab", "trained-zlab"]
-    (folder / "job.json").write_text(json.dumps({"releases": releases, "prompts": PROMPTS, "max_new_tokens": NEW}))
+    (folder / "job.json").write_text(
+        json.dumps({"releases": releases, "prompts": PROMPTS, "max_new_tokens": NEW})
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([python, str(HERE / "zlab_peer.py"), str(folder)], check=True, cwd=folder, env=environment, timeout=600)
+    subprocess.run(
+        [python, str(HERE / "zlab_peer.py"), str(folder)],
+        check=True,
+        cwd=folder,
+        env=environment,
+        timeout=600,
+    )
     answer = json.loads((folder / "answer.json").read_text())
     own_text = [row.tokens for row in decode_plainly(target, PROMPTS, max_new_tokens=NEW).rows]
     for name in releases:
         assert not any(answer[name]["loading"].values()), name  # nothing missing, unexpected or mismatched
-        for mine, theirs, text in zip(ours(target, folder / name, monkeypatch), answer[name]["runs"], own_text, strict=True):
+        for mine, theirs, text in zip(
+            ours(target, folder / name, monkeypatch), answer[name]["runs"], own_text, strict=True
+        ):
             assert mine["tokens"] == theirs["tokens"] == text, name
             # Theirs narrows the last blocks so as not to pass the limit; ours does not.
             whole = [block for block in theirs["blocks"] if len(block) == 8]
@@ -112,7 +124,9 @@ def test_zlab_loads_strictly_and_drafts_the_same(folder, monkeypatch):
 def test_speculators_loads_it(folder, name):
     folder, target = folder
     release = folder / f"{name}-speculators"
-    subprocess.run([sys.executable, str(HERE / "speculators_peer.py"), str(release)], check=True, cwd=folder, timeout=600)
+    subprocess.run(
+        [sys.executable, str(HERE / "speculators_peer.py"), str(release)], check=True, cwd=folder, timeout=600
+    )
     said = json.loads((release / "loaded.json").read_text())
     assert said["class"] == "DFlashDraftModel"
     assert not said["report"].get("unexpected_keys")
@@ -134,6 +148,9 @@ def test_speculators_loads_it(folder, name):
 def test_what_speculators_loaded_is_our_release_again(folder):
     folder, _ = folder
     for name in ("full", "sliding"):
-        zlab, speculators = load_released(folder / f"{name}-zlab"), load_released(folder / f"{name}-speculators")
+        zlab, speculators = (
+            load_released(folder / f"{name}-zlab"),
+            load_released(folder / f"{name}-speculators"),
+        )
         assert zlab[0] == speculators[0]
         assert all(torch.equal(tensor, speculators[1][key]) for key, tensor in zlab[1].items())

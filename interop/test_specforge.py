@@ -1,7 +1,8 @@
-"""Parity with SpecForge 0.2.0, number for number: same weights, batch and anchors, then same loss and same gradients.
+"""Parity with SpecForge 0.2.0, number for number: same weights, batch and anchors, then same loss and same
+gradients.
 
-float32 on the CPU. Tolerance: loss within 1e-6 relative; every gradient tensor within 2e-5 of its norm (two orders of summation).
-"""
+float32 on the CPU. Tolerance: loss within 1e-6 relative; every gradient tensor within 2e-5 of its norm (two
+orders of summation)."""
 
 from __future__ import annotations
 
@@ -41,8 +42,15 @@ def specforge_model(state: dict[str, torch.Tensor], case: Case, sliding: int, lo
         use_sliding_window=sliding > 0,
         sliding_window=WINDOW if sliding else None,
     )
-    config.num_target_layers, config.block_size, config._attn_implementation = SHAPE.target_layers, SHAPE.block_size, "sdpa"
-    config.dflash_config = {"mask_token_id": SHAPE.mask_token_id, "target_layer_ids": list(SHAPE.target_layer_ids)}
+    config.num_target_layers, config.block_size, config._attn_implementation = (
+        SHAPE.target_layers,
+        SHAPE.block_size,
+        "sdpa",
+    )
+    config.dflash_config = {
+        "mask_token_id": SHAPE.mask_token_id,
+        "target_layer_ids": list(SHAPE.target_layer_ids),
+    }
     drafter = DFlashDraftModel(config).float()
     drafter.load_state_dict(state, strict=True)
     head = torch.nn.Linear(SHAPE.hidden_size, SHAPE.vocab_size, bias=False).requires_grad_(False)
@@ -73,7 +81,9 @@ def test_same_loss_and_gradients(layers, dropped, loss_type, path):
     case = make_case(dropped=dropped)
     assert bool((~case.keep).any()) == dropped
     sliding = LAYERS[layers]
-    ours = make_drafter(attention="dense" if path == "modules" else "split", sliding_layers=sliding, sliding_window=WINDOW)
+    ours = make_drafter(
+        attention="dense" if path == "modules" else "split", sliding_layers=sliding, sliding_window=WINDOW
+    )
     model, theirs = specforge_model(ours.state_dict(), case, sliding, loss_type)
     their_loss, _, metrics = model(case.input_ids, case.features, torch.from_numpy(case.loss_mask).float())
     their_loss.backward()

@@ -1,6 +1,7 @@
-"""Runs in an environment of its own, where `dflash` is z-lab's package: loads a release strictly and drafts with it.
+"""Runs in an environment of its own, where `dflash` is z-lab's package: loads a release strictly and drafts
+with it.
 
-python zlab_peer.py FOLDER      reads FOLDER/job.json, writes FOLDER/answer.json; target and releases lie in FOLDER
+python zlab_peer.py FOLDER    reads FOLDER/job.json, writes FOLDER/answer.json; targets lie there too
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Recorder:
 
 
 def load(folder: Path) -> tuple[DFlashDraftModel, dict[str, list[str]]]:
-    model, report = DFlashDraftModel.from_pretrained(str(folder), output_loading_info=True, dtype=torch.float32)
+    model, report = DFlashDraftModel.from_pretrained(
+        str(folder), output_loading_info=True, dtype=torch.float32
+    )
     return model.eval(), {name: sorted(map(str, found)) for name, found in report.items()}
 
 
@@ -50,7 +53,13 @@ def main(folder: Path) -> None:
         for prompt in job["prompts"]:
             recorder = Recorder(target)
             result = dflash_generate(
-                model, recorder, torch.tensor([prompt]), job["max_new_tokens"], None, temperature=0.0, return_stats=True
+                model,
+                recorder,
+                torch.tensor([prompt]),
+                job["max_new_tokens"],
+                None,
+                temperature=0.0,
+                return_stats=True,
             )
             runs.append(
                 {

@@ -1,9 +1,9 @@
 """Which CPU tensors stand for host memory on a machine whose "GPUs" are the CPU.
 
-On CUDA a tensor says itself where it lives. On the CPU everything lives in one memory, so a sync counter could not tell a
-batch that waits in pinned memory from a hidden state on the drafter's GPU. Host memory is therefore written down where it
-is made; everything else that a worker holds is on its device. Marks belong to storages: a view is where its base is.
-"""
+On CUDA a tensor says itself where it lives. On the CPU everything lives in one memory, so a sync counter
+could not tell a batch that waits in pinned memory from a hidden state on the drafter's GPU. Host memory is
+therefore written down where it is made; everything else that a worker holds is on its device. Marks belong to
+storages: a view is where its base is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PAGEABLE = "pageable"
 
 _SWEEP_EVERY = 4096
 
-# A weak reference keeps the address of a dead storage from being used again, so that an entry never names another tensor.
+# A weak reference keeps the address of a dead storage from being used again, so that an entry never names
+# another tensor.
 _marks: dict[int, tuple[StorageWeakRef, str]] = {}
 _made = 0
 
@@ -52,7 +53,8 @@ def host_kind(tensor: torch.Tensor) -> str | None:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """A tensor's memory, below what `vmap` and the like wrap around it; None for tensors that have no such memory."""
+    """A tensor's memory, below what `vmap` and the like wrap around it; None for tensors that have no such
+    memory."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -60,11 +62,13 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool) -> torch.Tensor:
-    """Uninitialised host memory, page-locked where there is CUDA to do it for; without CUDA it is only marked so."""
+    """Uninitialised host memory, page-locked where there is CUDA to do it for; without CUDA it is only marked
+    so."""
     tensor = torch.empty(shape, dtype=dtype, pin_memory=pin and _has_cuda())
     return mark_host(tensor, PINNED if pin else PAGEABLE)
 
 
 def staged(tensor: torch.Tensor, *, pin: bool) -> torch.Tensor:
-    """The same values in memory like that of `staging`: a copy where memory can be page-locked, else the tensor itself."""
+    """The same values in memory like that of `staging`: a copy where memory can be page-locked, else the
+    tensor itself."""
     return mark_host(tensor.pin_memory() if pin and _has_cuda() else tensor, PINNED if pin else PAGEABLE)

@@ -1,4 +1,5 @@
-"""Things of one kind by name: each is one file and one line in its registry, and nothing else knows it by name."""
+"""Things of one kind by name: each is one file and one line in its registry, and nothing else knows it by
+name."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("dflash", "bench")
+PACKAGES = ("steptime", "dflash", "bench")
 SECONDS = ("perf_counter", "monotonic", "thread_time", "process_time")
 
 
@@ -48,8 +48,8 @@ class Clock:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of the clocks of every module of ours that is loaded; Python's own and torch's stay.
 
-        The module `time` itself is left alone: a library that is first imported meanwhile would keep this clock.
-        """
+        The module `time` itself is left alone: a library that is first imported meanwhile would keep this
+        clock."""
         names = dict.fromkeys(SECONDS, self.seconds) | {f"{name}_ns": self.ns for name in SECONDS}
         shown: Any = ModuleType("time")
         shown.__dict__.update({**vars(time), **names})

@@ -1,4 +1,5 @@
-"""GPU tests are skipped where there is no CUDA device, and their number is printed, so that nobody takes them for passed."""
+"""GPU tests are skipped where there is no CUDA device, and their number is printed, so that nobody takes them
+for passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The arrows between rooms: the contracts in pyproject.toml hold, and a planted import breaks each of them."""
+"""The arrows between rooms: the contracts in pyproject.toml hold, and a planted import breaks each of
+them."""
 
 from __future__ import annotations
 
@@ -36,9 +37,21 @@ def test_the_contracts_are_kept() -> None:
     [
         ("dflash/config.py", "import bench.progress", "dflash is not allowed to import bench"),
         ("steptime/errors.py", "import dflash.config", "steptime is not allowed to import dflash"),
-        ("dflash/data/plan.py", "import dflash.pipeline.build", "dflash.data is not allowed to import dflash.pipeline"),
-        ("bench/records/types.py", "import bench.gate.verdict", "bench.records is not allowed to import bench.gate"),
-        ("bench/statistics/verdict.py", "import dflash.config", "bench.statistics is not allowed to import dflash"),
+        (
+            "dflash/data/plan.py",
+            "import dflash.pipeline.build",
+            "dflash.data is not allowed to import dflash.pipeline",
+        ),
+        (
+            "bench/records/types.py",
+            "import bench.gate.verdict",
+            "bench.records is not allowed to import bench.gate",
+        ),
+        (
+            "bench/statistics/verdict.py",
+            "import dflash.config",
+            "bench.statistics is not allowed to import dflash",
+        ),
         ("steptime/syncs/rules.py", "import transformers", "steptime is not allowed to import transformers"),
         ("bench/cellar/__init__.py", "", "not listed as layers: - bench.cellar"),
     ],

@@ -1,8 +1,8 @@
 """No test judges a wall clock: a busy machine, or one of another make, would fail it with nothing wrong.
 
-A test that needs time to pass moves a clock (`tests/clock.py`); one that needs another thread to have done something
-waits for that (`tests/waiting.py`), for as long as only a hang takes. What is about time itself is in `bench/`.
-"""
+A test that needs time to pass moves a clock (`tests/clock.py`); one that needs another thread to have done
+something waits for that (`tests/waiting.py`), for as long as only a hang takes. What is about time itself is
+in `bench/`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[1]
 CLOCKS = frozenset(
-    f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time") for unit in ("", "_ns")
+    f"{name}{unit}"
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+    for unit in ("", "_ns")
 ) | {"sleep", "clock_gettime", "clock_gettime_ns"}
 LEAST_S = 60.0
 """A wait that gives up sooner than this judges the machine."""
 
 ALLOWED = {
-    "tests/waiting.py": "the one loop that polls: it sleeps a millisecond at a time, and its deadline is a hang",
-    "tests/observe/layout.py": "measures for bench/test_hot_path.py and its own command; its test judges keys and bytes",
-    "interop/zlab_peer.py": "gives a function that another package calls, in place of one that waits for a GPU",
+    "tests/waiting.py": "the one loop that polls: it sleeps a millisecond, and its deadline is a hang",
+    "tests/observe/layout.py": "measures for bench/test_hot_path.py; its test judges keys and bytes",
+    "interop/zlab_peer.py": "gives another package a function in place of one that waits for a GPU",
 }
 
 
@@ -49,7 +51,11 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
             limits += node.args if name in ("wait", "join") and len(node.args) == 1 else []
             limits += node.args[1:2] if name == "wait_until" else []
             for limit in limits:
-                if isinstance(limit, ast.Constant) and isinstance(limit.value, int | float) and limit.value < LEAST_S:
+                if (
+                    isinstance(limit, ast.Constant)
+                    and isinstance(limit.value, int | float)
+                    and limit.value < LEAST_S
+                ):
                     yield node.lineno, f"{name} gives up after {limit.value:g} s"
 
 
@@ -100,7 +106,8 @@ def test_a_planted_clock_is_found_with_its_place(tmp_path: Path, planted: str, s
 def test_what_judges_no_clock_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_good.py").write_text(
-        f"import time\ntime.strftime('%Y')\nthread.join()\nthread.join({HANG_S})\n', '.join(names)\nclock.sleep(3)\n"
+        f"import time\ntime.strftime('%Y')\nthread.join()\nthread.join({HANG_S})\n', "
+        "'.join(names)\nclock.sleep(3)\n"
         "subprocess.run(command, timeout=120)\nwait_until(lambda: True)\nclass Row:\n    time = 3\n"
     )
     assert complaints(tmp_path, {}) == []

@@ -1,4 +1,5 @@
-"""Every command in the README runs: with a user's small data in place of long runs, and nothing else changed."""
+"""Every command in the README runs: with a user's small data in place of long runs, and nothing else
+changed."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def train(words: list[str], folder: Path) -> None:
 
 
 def prepare(words: list[str], folder: Path) -> None:
-    (folder / "questions.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2, of course."}) + "\n")
+    (folder / "questions.jsonl").write_text(
+        json.dumps({"question": "1 + 1?", "answer": "2, of course."}) + "\n"
+    )
     assert run(words) == 0
     assert json.loads((folder / words[words.index("--out") + 1]).read_text().splitlines()[0])
 
@@ -91,7 +94,20 @@ def export(words: list[str], folder: Path) -> None:
 
 def evaluate(words: list[str], folder: Path) -> None:
     trained(words, folder)
-    assert run([*words, "--prompts", str(folder / "ids.jsonl"), "--max-new-tokens", "8", "--out", str(folder / "eval")]) == 0
+    assert (
+        run(
+            [
+                *words,
+                "--prompts",
+                str(folder / "ids.jsonl"),
+                "--max-new-tokens",
+                "8",
+                "--out",
+                str(folder / "eval"),
+            ]
+        )
+        == 0
+    )
     assert json.loads((folder / "eval" / "eval.json").read_text())["figures"]["lossless"] is True
 
 
@@ -120,7 +136,9 @@ def install(words: list[str], folder: Path) -> None:
     """What CI's own environment is made of: the lock, and the project with an extra that it has."""
     assert (ROOT / words[words.index("-c") + 1]).exists()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert words[words.index("-e") + 1].removeprefix(".[").removesuffix("]") in project["optional-dependencies"]
+    assert (
+        words[words.index("-e") + 1].removeprefix(".[").removesuffix("]") in project["optional-dependencies"]
+    )
 
 
 def pytest_face(words: list[str], folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""The workflow, as far as it can be run without a runner: its schema, the choice of machines, and that its commands exist."""
+"""The workflow, as far as it can be run without a runner: its schema, the choice of machines, and that its
+commands exist."""
 
 from __future__ import annotations
 
@@ -37,7 +38,14 @@ def runs(job: str) -> list[str]:
 
 
 def check_schema(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+        str(path),
+    ]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -60,7 +68,8 @@ def test_a_misspelt_key_would_be_seen(tmp_path: Path) -> None:
 
 
 def choose(folder: Path, **environment: str) -> tuple[list[tuple[str, str, str]], str]:
-    """Run the step that chooses machines as a runner would; (name, runner, config) of each, and the job's summary."""
+    """Run the step that chooses machines as a runner would; (name, runner, config) of each, and the job's
+    summary."""
     (step,) = [step for step in jobs()["machines"]["steps"] if step.get("id") == "choose"]
     assert set(step["env"]) == {"GPU_RUNNER", "FORKS_ALLOWED", "IS_FORK"}
     output, summary = folder / "output", folder / "summary"
@@ -71,7 +80,9 @@ def choose(folder: Path, **environment: str) -> tuple[list[tuple[str, str, str]]
     subprocess.run(["bash", "-e", "-c", step["run"]], env=given, check=True)
     name, _, value = output.read_text().strip().partition("=")
     assert name == "matrix"
-    return [(one["name"], one["runner"], one["config"]) for one in json.loads(value)["include"]], summary.read_text()
+    return [
+        (one["name"], one["runner"], one["config"]) for one in json.loads(value)["include"]
+    ], summary.read_text()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +95,9 @@ def choose(folder: Path, **environment: str) -> tuple[list[tuple[str, str, str]]
         ({"GPU_RUNNER": "my-gpu", "IS_FORK": "true", "FORKS_ALLOWED": "1"}, [CPU, GPU], ""),
     ],
 )
-def test_machines_are_chosen(environment: dict[str, str], machines: list[Any], said: str, tmp_path: Path) -> None:
+def test_machines_are_chosen(
+    environment: dict[str, str], machines: list[Any], said: str, tmp_path: Path
+) -> None:
     found, summary = choose(tmp_path, **environment)
     assert found == machines
     assert said in summary
@@ -129,7 +142,9 @@ def test_each_command_is_one(job: str) -> None:
     assert judged == {"gate": ["gate"], "nightly": ["bench", "pytest", "selfcheck", "baseline"]}[job]
 
 
-@pytest.mark.parametrize(("result", "green"), [("success", True), ("failure", False), ("cancelled", False), ("skipped", False)])
+@pytest.mark.parametrize(
+    ("result", "green"), [("success", True), ("failure", False), ("cancelled", False), ("skipped", False)]
+)
 def test_one_check_stands_for_all_gates(result: str, green: bool) -> None:
     """A matrix has other jobs for a fork, so none of them can be required."""
     job = jobs()["verdict"]
@@ -146,7 +161,9 @@ def test_the_tests_are_run_as_the_readme_says() -> None:
     assert command in (ROOT / "README.md").read_text(encoding="utf-8")
     (job,) = yaml.safe_load((WORKFLOW.parent / "tests.yml").read_text(encoding="utf-8"))["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == [command]
-    oldest = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    oldest = re.search(
+        r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    )
     assert oldest
     assert job["strategy"]["matrix"]["python"][0] == oldest[1]
 

@@ -1,4 +1,5 @@
-"""`python -m bench.acceptance` (`nox -s acceptance`): trains a target and a drafter for it, evaluates on held-out prompts.
+"""`python -m bench.acceptance` (`nox -s acceptance`): trains a target and a drafter for it, evaluates on
+held-out prompts.
 
 Every stage leaves its result in the run's folder, and the same command goes on where it stopped.
 """
@@ -29,21 +30,46 @@ def parser() -> Parser:
     """The options."""
     found = Parser(
         prog="python -m bench.acceptance",
-        description="Acceptance length before and after training, on held-out prompts; everything made here, on the CPU.",
+        description=(
+            "Acceptance length before and after training, on held-out prompts; everything made here, on the "
+            "CPU."
+        ),
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("--config", type=Path, default=Path("configs/acceptance.toml"), help="shape of the target, drafter, training")
-    add("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="a setting over the file's")
-    add("--data", type=Path, metavar="FILE", help="your own data to train on (default: the standard library's functions)")
+    add(
+        "--config",
+        type=Path,
+        default=Path("configs/acceptance.toml"),
+        help="shape of the target, drafter, training",
+    )
+    add(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting over the file's",
+    )
+    add(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="your own data to train on (default: the standard library's functions)",
+    )
     add("--heldout", type=Path, metavar="FILE", help="your own data to evaluate on")
     add("--user", default="question", metavar="FIELD", help="the question's field, when it is no chat file")
     add("--assistant", default="answer", metavar="FIELD", help="the answer's field")
     add("--out", type=Path, metavar="DIR", help="run folder; finished stages there are kept")
     add("--quick", action="store_true", help="every stage in about a minute, without a goal")
     add("--target-tokens", type=int, metavar="N", help="tokens that the target is trained on")
-    add("--answers", type=int, metavar="N", help="conversations whose answers the target rewrites; 0 keeps the file's")
+    add(
+        "--answers",
+        type=int,
+        metavar="N",
+        help="conversations whose answers the target rewrites; 0 keeps the file's",
+    )
     add("--answer-tokens", type=int, metavar="N", help="longest answer")
     add("--steps", type=int, metavar="N", help="steps of the drafter")
     add("--prompts", type=int, metavar="N", help="held-out prompts")
@@ -68,13 +94,21 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; returns the exit code."""
-    from bench.acceptance.stages import Run
+    from bench.acceptance.stages import AcceptanceRun
 
     try:
         options = parser().parse_args(arguments)
         folder = options.out or Path("runs") / f"acceptance-{time.strftime('%Y%m%d-%H%M%S')}"
         fields = Fields((options.user,), options.assistant)
-        return Run(recipe_of(options), options.config, options.settings, folder, options.data, options.heldout, fields).all()
+        return AcceptanceRun(
+            recipe_of(options),
+            options.config,
+            options.settings,
+            folder,
+            options.data,
+            options.heldout,
+            fields,
+        ).all()
     except UserError as error:
         sys.stderr.write(f"bench.acceptance: error: {error}\n")
         return 2

@@ -1,7 +1,7 @@
 """A small target that means something: the hybrid trained as a language model, on the CPU, in minutes.
 
-Two cores do not share one small matrix well, so each thread takes the gradients of its own rows and they are added up.
-"""
+Two cores do not share one small matrix well, so each thread takes the gradients of its own rows and they are
+added up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Training:
 
 
 def rows_of(samples: Sequence[Sample], length: int, seed: int) -> Iterator[np.ndarray]:
-    """Endless int64 `[length + 1]` rows: each begins with the beginning of a conversation, others follow until it is full."""
+    """Endless int64 `[length + 1]` rows: each begins with the beginning of a conversation, others follow
+    until it is full."""
     rng = np.random.default_rng(seed)
     parts: list[np.ndarray] = []
     room = length + 1
@@ -74,14 +75,17 @@ def batches_of(samples: Sequence[Sample], batch: int, length: int, seed: int) ->
 
 
 def loss_sum(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Summed cross entropy of predicting every next token of int64 `[rows, n + 1]`, in bfloat16 arithmetic."""
+    """Summed cross entropy of predicting every next token of int64 `[rows, n + 1]`, in bfloat16
+    arithmetic."""
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden)
     return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
 
 
-def train(model: Any, samples: Sequence[Sample], settings: Training, say: Callable[[str], None]) -> list[float]:
+def train(
+    model: Any, samples: Sequence[Sample], settings: Training, say: Callable[[str], None]
+) -> list[float]:
     """Train in place; returns the loss of every step, nats a token."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -102,7 +106,10 @@ def train(model: Any, samples: Sequence[Sample], settings: Training, say: Callab
     shared = torch.get_num_threads()
     torch.set_num_threads(max(1, shared // settings.threads))
     try:
-        with ThreadPoolExecutor(settings.threads) as pool, Progress("Training the target", settings.steps, "steps") as progress:
+        with (
+            ThreadPoolExecutor(settings.threads) as pool,
+            Progress("Training the target", settings.steps, "steps") as progress,
+        ):
             for step in range(settings.steps):
                 parts = list(pool.map(gradients, next(batches).chunk(settings.threads)))
                 for place, parameter in enumerate(parameters):
@@ -120,7 +127,8 @@ def train(model: Any, samples: Sequence[Sample], settings: Training, say: Callab
     last = losses[-max(1, len(losses) // 20) :]
     say(
         f"target: {settings.steps} steps of {settings.batch} x {settings.length} tokens in {seconds:.0f} s "
-        f"({settings.steps * settings.batch * settings.length / seconds:,.0f} tok/s), loss {losses[0]:.2f} -> {np.mean(last):.2f}"
+        f"({settings.steps * settings.batch * settings.length / seconds:,.0f} tok/s), loss {losses[0]:.2f} "
+        f"-> {np.mean(last):.2f}"
     )
     return losses
 

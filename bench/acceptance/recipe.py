@@ -23,7 +23,8 @@ class Recipe:
 
     Attributes:
         target: how the target is trained.
-        answers: training conversations whose answers are rewritten by the target; 0 keeps the answers of the file.
+        answers: training conversations whose answers are rewritten by the target; 0 keeps the answers of the
+            file.
         answer_tokens: longest rewritten answer, and the longest generated in evaluation.
         steps: of the drafter.
         heldout: prompts evaluated after training; `before`: prompts for the untrained drafter.
@@ -69,7 +70,9 @@ class Corpus:
     heldout: list[Sample]
 
 
-def build_corpus(config: Config, out: Path, data: Path | None, heldout: Path | None, fields: Fields, length: int) -> Corpus:
+def build_corpus(
+    config: Config, out: Path, data: Path | None, heldout: Path | None, fields: Fields, length: int
+) -> Corpus:
     """The standard library's conversations, or a user's two files with a tokenizer trained on the first.
 
     Raises:
@@ -82,12 +85,17 @@ def build_corpus(config: Config, out: Path, data: Path | None, heldout: Path | N
         files = (folder / "train.jsonl", folder / "heldout.jsonl")
         tokenizer = folder / "tokenizer"
     else:
-        files = (_as_chat(data, out / "train.jsonl", fields), _as_chat(heldout, out / "heldout.jsonl", fields))
+        files = (
+            _as_chat(data, out / "train.jsonl", fields),
+            _as_chat(heldout, out / "heldout.jsonl", fields),
+        )
         tokenizer = out / "tokenizer"
         if not (tokenizer / "tokenizer.json").exists():
             train_tokenizer(_texts(files[0]), config.target.tiny.vocab_size).save_pretrained(tokenizer)
     read = read_tokenizer(tokenizer)
-    settings = config.data.model_copy(update={"max_length": length, "buckets": (length,), "path": str(files[0])})
+    settings = config.data.model_copy(
+        update={"max_length": length, "buckets": (length,), "path": str(files[0])}
+    )
     train = list(load_samples(settings, read).samples)
     held = list(load_samples(settings.model_copy(update={"path": str(files[1])}), read, limit=64).samples)
     return Corpus(files[0], files[1], tokenizer, train, held)
@@ -112,10 +120,19 @@ def _texts(file: Path) -> list[str]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
-            texts += [str(turn.get("content") or turn.get("value") or "") for turn in row.get("conversations") or row["messages"]]
+            texts += [
+                str(turn.get("content") or turn.get("value") or "")
+                for turn in row.get("conversations") or row["messages"]
+            ]
     return texts
 
 
 def drafter_settings(target: Path, data: Path, steps: int, mask_token_id: int) -> list[str]:
-    """What a run fills into the config file. The mask is named, since files of token ids come without a tokenizer."""
-    return [f"target.model={target}", f"data.path={data}", f"train.steps={steps}", f"drafter.mask_token_id={mask_token_id}"]
+    """What a run fills into the config file. The mask is named, since files of token ids come without a
+    tokenizer."""
+    return [
+        f"target.model={target}",
+        f"data.path={data}",
+        f"train.steps={steps}",
+        f"drafter.mask_token_id={mask_token_id}",
+    ]

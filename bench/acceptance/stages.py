@@ -1,4 +1,5 @@
-"""The stages of the acceptance bench: target, answers, drafter, release, evaluation. Each keeps its result in the folder."""
+"""The stages of the acceptance bench: target, answers, drafter, release, evaluation. Each keeps its result in
+the folder."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ SCHEMA = "dflash-acceptance/1"
 T = TypeVar("T")
 
 
-class Run:
+class AcceptanceRun:
     """One run of all stages in `folder`."""
 
     def __init__(
@@ -75,9 +76,13 @@ class Run:
         return result
 
     def corpus(self, config: Config) -> Corpus:
-        corpus = build_corpus(config, self.folder, self.data, self.heldout, self.fields, self.recipe.target.length)
+        corpus = build_corpus(
+            config, self.folder, self.data, self.heldout, self.fields, self.recipe.target.length
+        )
         tokens = sum(len(sample.input_ids) for sample in corpus.train)
-        self.report.say(f"corpus: {len(corpus.train):,} conversations, {tokens:,} tokens, from {corpus.train_file}")
+        self.report.say(
+            f"corpus: {len(corpus.train):,} conversations, {tokens:,} tokens, from {corpus.train_file}"
+        )
         return corpus
 
     def train_target(self, config: Config, corpus: Corpus) -> Path:
@@ -100,7 +105,8 @@ class Run:
         return folder
 
     def answers(self, config: Config, corpus: Corpus, target_folder: Path) -> Path:
-        """Token ids as the target read and wrote them; or the corpus itself when no answers are to be rewritten."""
+        """Token ids as the target read and wrote them; or the corpus itself when no answers are to be
+        rewritten."""
         if self.recipe.answers == 0:
             return corpus.train_file
         out = self.folder / "answers.jsonl"
@@ -117,9 +123,12 @@ class Run:
             context=config.data.max_length,
         )
         tasks, _ = read_tasks(corpus.train_file, self.recipe.answers, True, config.data.cache)
-        result = regenerate(tasks, generator, out, {"answer_tokens": self.recipe.answer_tokens}, as_tokens=True)
+        result = regenerate(
+            tasks, generator, out, {"answer_tokens": self.recipe.answer_tokens}, as_tokens=True
+        )
         self.report.say(
-            f"answers: {result.written:,} by the target, {result.cut:,} of them cut at {self.recipe.answer_tokens} tokens"
+            f"answers: {result.written:,} by the target, {result.cut:,} of them cut at "
+            f"{self.recipe.answer_tokens} tokens"
         )
         return out
 
@@ -154,9 +163,14 @@ class Run:
             context=target.info.max_positions,
             max_new_tokens=self.recipe.answer_tokens,
         )
-        options: dict[str, Any] = {"max_new_tokens": self.recipe.answer_tokens, "stop_ids": [tokenizer.eos_token_id]}
+        options: dict[str, Any] = {
+            "max_new_tokens": self.recipe.answer_tokens,
+            "stop_ids": [tokenizer.eos_token_id],
+        }
         untrained = Drafter(shape, config.train.seed).eval().requires_grad_(False)
-        first = summarise(evaluate(target, untrained, prompts[: self.recipe.before], **options), shape.block_size)
+        first = summarise(
+            evaluate(target, untrained, prompts[: self.recipe.before], **options), shape.block_size
+        )
         drafter = build_drafter(shape, tensors, torch.device("cpu"), torch.float32)
         results = evaluate(target, drafter, prompts, **options)
         figures = summarise(results, shape.block_size)
@@ -188,9 +202,11 @@ class Run:
         )
         speed = "" if after.speed_up is None else f", {after.speed_up:.2f}x as fast as the target alone"
         self.report.say(
-            f"acceptance length at B = {config.drafter.block_size}: {before.tau:.2f} before, {after.tau:.2f} after "
+            f"acceptance length at B = {config.drafter.block_size}: {before.tau:.2f} before, {after.tau:.2f} "
+            "after "
             f"(95%: {after.tau_low:.2f} to {after.tau_high:.2f}; goal {self.recipe.goal:g}){speed}\n"
-            f"lossless: {before.same + after.same} of {before.prompts + after.prompts} prompts token for token"
+            f"lossless: {before.same + after.same} of {before.prompts + after.prompts} prompts token for "
+            "token"
             + (f", {before.ties + after.ties} at a tie" if before.ties + after.ties else "")
             + (f", {before.differ + after.differ} DIFFER" if before.differ + after.differ else "")
             + f"\n{sum(self.seconds.values()):.0f} s in all; {self.folder / 'acceptance.json'}"

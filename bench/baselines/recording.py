@@ -36,20 +36,28 @@ def stale(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit)
         reasons.append(f"it was measured on another machine ({receipt.machine.key}; this is {machine.key})")
     if (receipt.config.name, receipt.config.hash) != (config.name, config.hash):
         reasons.append(
-            f"it was measured with config {receipt.config.name} {receipt.config.hash}, not {config.name} {config.hash}"
+            f"it was measured with config {receipt.config.name} {receipt.config.hash}, not {config.name} "
+            f"{config.hash}"
         )
     if receipt.commit.id != commit.id:
-        reasons.append(f"it is stale: measured at commit {receipt.commit.id[:12]}, the code is at {commit.id[:12]}")
+        reasons.append(
+            f"it is stale: measured at commit {receipt.commit.id[:12]}, the code is at {commit.id[:12]}"
+        )
     elif receipt.commit.diff_hash != commit.diff_hash:
         reasons.append("it is stale: the uncommitted changes are not those it was measured with")
     return reasons
 
 
-def unusable(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit, subject: str = "trainer") -> list[str]:
+def unusable(
+    receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit, subject: str = "trainer"
+) -> list[str]:
     """Why a receipt cannot become a session of a baseline here and now; empty: it can. Pure."""
     reasons = stale(receipt, machine, config, commit)
     if receipt.command != "overhead" or receipt.subject != subject:
-        reasons.append(f"it is of `{receipt.command}` on the subject {receipt.subject!r}, not of `overhead` on the {subject}")
+        reasons.append(
+            f"it is of `{receipt.command}` on the subject {receipt.subject!r}, not of `overhead` on the "
+            f"{subject}"
+        )
     if receipt.commit.dirty:
         reasons.append("it was measured on a tree with uncommitted changes")
     if receipt.verdict is Verdict.INVALID or receipt.exit_code in (ExitCode.INVALID, ExitCode.INCOMPLETE):
@@ -83,19 +91,32 @@ def session_of(receipt: Receipt) -> Session:
         for name, segments in receipt.arms.items()
         if segments
     }
-    return Session(round(receipt.throughput.tokens_per_second, 3), receipt.created, {n: round(v, 3) for n, v in arms.items()})
+    return Session(
+        round(receipt.throughput.tokens_per_second, 3),
+        receipt.created,
+        {n: round(v, 3) for n, v in arms.items()},
+    )
 
 
 def build(
-    machine: Machine, config: ConfigRef, sessions: Sequence[Session], commit: str, note: str = "", date: str | None = None
+    machine: Machine,
+    config: ConfigRef,
+    sessions: Sequence[Session],
+    commit: str,
+    note: str = "",
+    date: str | None = None,
 ) -> Baseline:
     """A measured baseline. Raises UserError with fewer than three sessions."""
     if len(sessions) < MIN_SESSIONS:
-        raise UserError(f"a baseline needs at least {MIN_SESSIONS} sessions (fresh launches), got {len(sessions)}")
+        raise UserError(
+            f"a baseline needs at least {MIN_SESSIONS} sessions (fresh launches), got {len(sessions)}"
+        )
     logs = np.log([session.tokens_per_second for session in sessions])
     models = [model for model, _ in machine.gpus]
     return Baseline(
-        machine=BaselineMachine(machine.key, models[0] if models else "", len(models), machine.cpu_model, machine.cpus),
+        machine=BaselineMachine(
+            machine.key, models[0] if models else "", len(models), machine.cpu_model, machine.cpus
+        ),
         config=BaselineConfig(config.name, config.hash),
         value=round(float(np.exp(logs.mean())), 3),
         origin="measured",
@@ -110,11 +131,14 @@ def build(
 
 
 def refuse_recording(*, dirty: bool, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises UserError on a tree with uncommitted changes, and in CI: baselines are recorded by hand and reviewed."""
+    """Raises UserError on a tree with uncommitted changes, and in CI: baselines are recorded by hand and
+    reviewed."""
     if dirty:
         raise UserError("baseline record: the tree has uncommitted changes; commit them first")
     if environment.get("CI", "").lower() not in ("", "0", "false"):
-        raise UserError("baseline record: CI never writes baselines; record by hand and have the file reviewed")
+        raise UserError(
+            "baseline record: CI never writes baselines; record by hand and have the file reviewed"
+        )
 
 
 def write(baseline: Baseline, root: Path = ROOT) -> Path:

@@ -1,10 +1,11 @@
-"""Stored throughput, one reviewed JSON file for each machine and config: read, match, compare. (`recording.py` writes them.)
+"""Stored throughput, one reviewed JSON file for each machine and config: read, match, compare.
+(`recording.py` writes them.)
 
-`baselines/<machine>/<config>.json`. Strict: an unknown key or a broken file is refused by name and line. A baseline never
-serves another machine. The unit is the session (a fresh launch): what changes between sessions is invisible inside one, so the
-limit is mean - t(1-alpha, m-1) s_B sqrt(1/r + 1/m) for r new sessions against m stored ones, on logs. A *stated* figure has no
-spread; it is a constant floor for its machine and config, less its rounding.
-"""
+`baselines/<machine>/<config>.json`. Strict: an unknown key or a broken file is refused by name and line. A
+baseline never serves another machine. The unit is the session (a fresh launch): what changes between sessions
+is invisible inside one, so the limit is mean - t(1-alpha, m-1) s_B sqrt(1/r + 1/m) for r new sessions against
+m stored ones, on logs. A *stated* figure has no spread; it is a constant floor for its machine and config,
+less its rounding."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ TOLERANCE_PERCENT: Final = 0.5
 class BaselineMachine:
     """Whose figure it is. `key`: the folder's name, and for a measured one the machine's key.
 
-    A stated figure knows no UUIDs: it belongs to machines with `gpu_count` GPUs whose model holds `gpu_model`.
-    """
+    A stated figure knows no UUIDs: it belongs to machines with `gpu_count` GPUs whose model holds
+    `gpu_model`."""
 
     __pydantic_config__ = STRICT
 
@@ -114,7 +115,9 @@ class Baseline:
         if self.origin == "measured" or not self.machine.gpu_model:
             return self.machine.key == machine.key
         models = [model for model, _ in machine.gpus]
-        return len(models) == self.machine.gpu_count and all(self.machine.gpu_model in model for model in models)
+        return len(models) == self.machine.gpu_count and all(
+            self.machine.gpu_model in model for model in models
+        )
 
     def fits(self, config: ConfigRef) -> bool:
         """Whether it holds for `config`: by hash, or by name where only the name is known."""
@@ -125,7 +128,8 @@ _ADAPTER: Final = TypeAdapter(Baseline)
 
 
 def parse(text: str, where: str) -> Baseline:
-    """A baseline's JSON. Raises UserError with `where:line` for broken JSON, another schema, unknown or missing keys."""
+    """A baseline's JSON. Raises UserError with `where:line` for broken JSON, another schema, unknown or
+    missing keys."""
     baseline = parse_stored(_ADAPTER, text, SCHEMA, where, Baseline.__slots__)  # type: ignore[attr-defined]
     fault = _contradiction(baseline)
     if fault:
@@ -154,10 +158,14 @@ def read(path: Path) -> Baseline:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot read the baseline: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            f"{path}: cannot read the baseline: {getattr(error, 'strerror', None) or error}"
+        ) from None
     baseline = parse(text, str(path))
     if baseline.machine.key != path.parent.name:
-        raise UserError(f"{path}:{line_of(text, 'key')}: machine key {baseline.machine.key!r} is not the folder's name")
+        raise UserError(
+            f"{path}:{line_of(text, 'key')}: machine key {baseline.machine.key!r} is not the folder's name"
+        )
     return baseline
 
 
@@ -224,7 +232,9 @@ def record_command(config_name: str) -> str:
 
 def match(stored: dict[Path, Baseline], machine: Machine, config: ConfigRef) -> Match:
     """Pure: the baseline of this machine and config, or the nearest thing that is not one."""
-    named = {path: b for path, b in stored.items() if b.config.name == config.name or path.stem == config.name}
+    named = {
+        path: b for path, b in stored.items() if b.config.name == config.name or path.stem == config.name
+    }
     ours = {path: b for path, b in named.items() if b.belongs_to(machine)}
     measured_first = sorted(ours.items(), key=lambda item: item[1].origin != "measured")
     for path, baseline in measured_first:
@@ -236,16 +246,23 @@ def match(stored: dict[Path, Baseline], machine: Machine, config: ConfigRef) -> 
             Status.OTHER_CONFIG,
             baseline,
             path,
-            f"{path} was recorded with other settings (config {baseline.config.hash}, now {config.hash}); record anew: {command}",
+            f"{path} was recorded with other settings (config {baseline.config.hash}, now {config.hash}); "
+            f"record anew: {command}",
         )
     for path, baseline in named.items():
         return Match(
             Status.OTHER_MACHINE,
             baseline,
             path,
-            f"{path} belongs to another machine ({baseline.machine.key}; this is {machine.key}); record one for this: {command}",
+            f"{path} belongs to another machine ({baseline.machine.key}; this is {machine.key}); record one "
+            f"for this: {command}",
         )
-    return Match(Status.MISSING, None, None, f"no baseline for config {config.name!r} on {machine.key}; record one: {command}")
+    return Match(
+        Status.MISSING,
+        None,
+        None,
+        f"no baseline for config {config.name!r} on {machine.key}; record one: {command}",
+    )
 
 
 def _describe(baseline: Baseline) -> str:
@@ -255,7 +272,8 @@ def _describe(baseline: Baseline) -> str:
 
 
 def limit(baseline: Baseline, sessions: int = 1) -> float:
-    """Tokens/s under which `sessions` new sessions (their geometric mean) miss the baseline, at one false alarm in 100."""
+    """Tokens/s under which `sessions` new sessions (their geometric mean) miss the baseline, at one false
+    alarm in 100."""
     floor = baseline.value * (1.0 - baseline.tolerance_percent / 100.0)
     if baseline.origin == "stated" or baseline.between_session_spread_percent is None:
         return floor
@@ -282,8 +300,9 @@ class Comparison:
 def compare(baseline: Baseline, now: Sequence[Throughput]) -> Comparison:
     """Pure: the verdict of one or more new sessions.
 
-    A measured baseline: `over` under the limit, else `within`. A stated one is a constant, so only the new run's own interval
-    counts: `over` when all of it lies under the floor, `within` when all of it lies above, else `unresolved`.
+    A measured baseline: `over` under the limit, else `within`. A stated one is a constant, so only the new
+    run's own interval counts: `over` when all of it lies under the floor, `within` when all of it lies above,
+    else `unresolved`.
 
     Raises:
         ValueError: no session.
@@ -301,8 +320,11 @@ def compare(baseline: Baseline, now: Sequence[Throughput]) -> Comparison:
     return Comparison(verdict, value, lowest, change, text)
 
 
-def view(machine: Machine, config: ConfigRef, throughput: Throughput | None, root: Path = ROOT) -> BaselineView:
-    """How the stored figures look from this run, for the receipt; with none of its own, one that belongs elsewhere.
+def view(
+    machine: Machine, config: ConfigRef, throughput: Throughput | None, root: Path = ROOT
+) -> BaselineView:
+    """How the stored figures look from this run, for the receipt; with none of its own, one that belongs
+    elsewhere.
 
     Raises:
         UserError: a broken file.
@@ -313,7 +335,9 @@ def view(machine: Machine, config: ConfigRef, throughput: Throughput | None, roo
     if baseline is None and stored:
         path, baseline = next(iter(stored.items()))
         status = Status.OTHER_CONFIG if baseline.belongs_to(machine) else Status.OTHER_MACHINE
-        where = "this machine" if baseline.belongs_to(machine) else f"another machine ({baseline.machine.key})"
+        where = (
+            "this machine" if baseline.belongs_to(machine) else f"another machine ({baseline.machine.key})"
+        )
         note = f"{path}: {_describe(baseline)} belongs to {where} and config {baseline.config.name!r}. {note}"
     if baseline is None:
         return BaselineView(status=status.value, note=note)

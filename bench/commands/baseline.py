@@ -1,4 +1,5 @@
-"""`python -m bench baseline record | compare | list`: stored figures, one session being one fresh launch of `overhead`."""
+"""`python -m bench baseline record | compare | list`: stored figures, one session being one fresh launch of
+`overhead`."""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ def run_list() -> int:
     stored = store.read_all(store.ROOT)
     this = identity.identify()
     print(f"this machine: {this.key}")
-    print(tabulate(store.table(stored, this), headers="keys", disable_numparse=True) if stored else "nothing is stored")
+    print(
+        tabulate(store.table(stored, this), headers="keys", disable_numparse=True)
+        if stored
+        else "nothing is stored"
+    )
     return int(ExitCode.WITHIN)
 
 
@@ -61,7 +66,9 @@ def run_record(options: Options, reporter: Reporter) -> int:
     commit = read_commit()
     recording.refuse_recording(dirty=commit.dirty)
     if not options.receipts and options.sessions < store.MIN_SESSIONS:
-        raise UserError(f"baseline record: --sessions {options.sessions}: at least {store.MIN_SESSIONS} are needed")
+        raise UserError(
+            f"baseline record: --sessions {options.sessions}: at least {store.MIN_SESSIONS} are needed"
+        )
     this, config = identity.identify(), _reference(options)
     receipts = _sessions(options, reporter)
     for where, receipt in receipts:
@@ -72,14 +79,16 @@ def run_record(options: Options, reporter: Reporter) -> int:
     stored = recording.build(this, config, sessions, commit.id, options.note)
     path = recording.write(stored, store.ROOT)
     print(
-        f"{path}: {stored.value:,.1f} tokens/s over {len(sessions)} sessions, spread {stored.between_session_spread_percent:.2f}%"
+        f"{path}: {stored.value:,.1f} tokens/s over {len(sessions)} sessions, spread "
+        f"{stored.between_session_spread_percent:.2f}%"
     )
     print(git("diff", "--no-color", "--", str(path), cwd=ROOT) or "review it, and commit it")
     return int(ExitCode.WITHIN)
 
 
 def run_compare(options: Options, reporter: Reporter) -> int:
-    """Hold new sessions against the stored figure. Refuses before measuring when there is none for this machine and config.
+    """Hold new sessions against the stored figure. Refuses before measuring when there is none for this
+    machine and config.
 
     Raises:
         UserError: a broken file or receipt.
@@ -87,12 +96,16 @@ def run_compare(options: Options, reporter: Reporter) -> int:
     this, config = identity.identify(), _reference(options)
     found = store.match(store.read_all(store.ROOT), this, config)
     if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
-        _tell(f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: {found.message}")
+        _tell(
+            f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: "
+            f"{found.message}"
+        )
         return int(found.exit_code)
     receipts = _sessions(options, reporter)
     commit = read_commit()
     for where, receipt in receipts:
-        # Uncommitted changes may be held against a baseline, as long as they are those that are here now; recorded they are not.
+        # Uncommitted changes may be held against a baseline, as long as they are those that are here now;
+        # recorded they are not.
         clean = replace(receipt, commit=replace(receipt.commit, dirty=False))
         reasons = [*recording.unusable(clean, this, config, commit), *_moved(receipt)]
         if reasons:
@@ -100,7 +113,9 @@ def run_compare(options: Options, reporter: Reporter) -> int:
             return int(ExitCode.INVALID)
     figures = [receipt.throughput for _, receipt in receipts if receipt.throughput is not None]
     compared = store.compare(found.baseline, figures)
-    for text in identity.differences(found.baseline.versions, this.versions) if found.baseline.versions else ():
+    for text in (
+        identity.differences(found.baseline.versions, this.versions) if found.baseline.versions else ()
+    ):
         _tell(f"since it was recorded: {text}")
     _tell(f"{compared.verdict.value.upper()}: {compared.message}")
     return int(CODES[compared.verdict])
@@ -136,14 +151,28 @@ def _sessions(options: Options, reporter: Reporter) -> Sequence[tuple[str, Recei
         for number in range(options.sessions):
             reporter.say(f"session {number + 1} of {options.sessions}")
             out = Path(folder) / str(number)
-            command = [sys.executable, "-m", "bench", "overhead", "--config", options.config_path, "--out", str(out)]
+            command = [
+                sys.executable,
+                "-m",
+                "bench",
+                "overhead",
+                "--config",
+                options.config_path,
+                "--out",
+                str(out),
+            ]
             command += ["--seed", str(number)]
             command += [word for setting in options.settings for word in ("--set", setting)]
             command += ["--minutes", str(options.minutes)] if options.minutes else []
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=files.child_environment())
             receipt = out / "receipt.json"
             if not receipt.exists():
-                raise UserError(f"baseline: session {number + 1} left no receipt (exit code {done.returncode})")
+                raise UserError(
+                    f"baseline: session {number + 1} left no receipt (exit code {done.returncode})"
+                )
             found.append((f"session {number + 1}", Receipt.read(receipt)))
-            reporter.say(f"session {number + 1}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else 'no report'}")
+            reporter.say(
+                f"session {number + 1}: "
+                f"{done.stdout.strip().splitlines()[-1] if done.stdout.strip() else 'no report'}"
+            )
     return found

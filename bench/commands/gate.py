@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench import files
 from bench.gate.session import gather
-from bench.gate.verdict import Evidence, Options, make_receipt
+from bench.gate.verdict import GateEvidence, Options, make_receipt
 from bench.gate.worktrees import NoHarness, checked_out
 from bench.machine.commit import read_commit
 from bench.progress import Reporter
@@ -32,10 +32,14 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
             receipt = make_receipt(options, evidence, base.commit, head.commit, time.monotonic() - started)
             if head.commit.dirty and read_commit(head.root) != head.commit:
                 evidence.incomplete.append("the uncommitted changes changed while they were measured")
-                receipt = make_receipt(options, evidence, base.commit, head.commit, time.monotonic() - started)
+                receipt = make_receipt(
+                    options, evidence, base.commit, head.commit, time.monotonic() - started
+                )
     except NoHarness as error:
-        evidence = Evidence(incomplete=[str(error)])
-        receipt = make_receipt(options, evidence, Commit(""), read_commit(**places), time.monotonic() - started)
+        evidence = GateEvidence(incomplete=[str(error)])
+        receipt = make_receipt(
+            options, evidence, Commit(""), read_commit(**places), time.monotonic() - started
+        )
     write_all(receipt, folder)
     show(receipt, folder)
     return receipt

@@ -11,14 +11,14 @@ from bench.baselines import store
 from bench.machine import identity, state
 from bench.machine.commit import read_commit
 from bench.measure.plan import choose_collectors, make_arms
-from bench.measure.runner import Run, measure
+from bench.measure.runner import MeasuredRun, measure
 from bench.progress import Reporter
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import ALL, ConfigRef, ExactCounts, Machine, Segment
 from bench.report.files import write_all
 from bench.report.show import show
 from bench.statistics.analysis import Analysis, analyse
-from bench.statistics.stopping import Watch, judged
+from bench.statistics.stopping import StoppingRule, judged
 from bench.statistics.verdict import Budgets, Judgement, judge
 from bench.subjects.protocol import Settings, Subject
 from bench.subjects.registry import SUBJECTS
@@ -36,7 +36,8 @@ class Options:
     """What the command line asks for.
 
     Attributes:
-        minutes: time for measuring; building the subject and counting syncs come on top. None: 4, or 0.75 when quick.
+        minutes: time for measuring; building the subject and counting syncs come on top. None: 4, or 0.75
+            when quick.
         budget_percent: for all collectors together; each one has half of it.
         inject_percent: adds a collector `injected` that loses this share of the throughput.
         together: all collectors as one against `off`; no single one is measured.
@@ -81,11 +82,14 @@ def make_subject(
     return subject, counting.ProcessCounter(kind.counted_as(settings), subject=name, plants=plants)
 
 
-def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, count: counting.Counter | None = None) -> Receipt:
+def run_overhead(
+    options: Options, subject: Subject, reporter: Reporter, *, count: counting.Counter | None = None
+) -> Receipt:
     """Measure, judge, write the three files, print the report. The receipt's exit code is the command's.
 
     Args:
-        count: counts exactly in another process while the subject is built; None: nothing to count (no device work).
+        count: counts exactly in another process while the subject is built; None: nothing to count (no device
+            work).
 
     Raises:
         UserError: bad input, before anything is measured.
@@ -108,7 +112,7 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
             names,
             seed=options.seed,
             time_s=options.time_s,
-            watch=Watch(contrasts, limits, subject.cycle),
+            rule=StoppingRule(contrasts, limits, subject.cycle),
             reporter=reporter,
             end_s=started + QUICK_END_S if options.quick and options.minutes is None else None,
             ready=(lambda: pending.wait(reporter)) if pending is not None else None,
@@ -124,12 +128,19 @@ def run_overhead(options: Options, subject: Subject, reporter: Reporter, *, coun
 
 
 def make_receipt(
-    options: Options, run: Run, counts: Mapping[str, ExactCounts], faults: Sequence[str], *, counts_required: bool
+    options: Options,
+    run: MeasuredRun,
+    counts: Mapping[str, ExactCounts],
+    faults: Sequence[str],
+    *,
+    counts_required: bool,
 ) -> Receipt:
     """Judge a run. Pure but for the commit, the machine and the clock, which are read here."""
     measurement = replace(run.measurement, counts=counts, faults=(*run.measurement.faults, *faults))
     analysis = analyse(measurement)
-    unfit = state.unfit(measurement.before, measurement.after) if measurement.before and measurement.after else ()
+    unfit = (
+        state.unfit(measurement.before, measurement.after) if measurement.before and measurement.after else ()
+    )
     judgement = judge(analysis, options.budgets, unfit, counts_required=counts_required)
     this = identity.identify()
     arms: dict[str, list[Segment]] = {arm.name: [] for arm in measurement.arms}
@@ -176,12 +187,14 @@ def make_receipt(
         extra={
             "notes": list(run.result.notes),
             "peak_memory_bytes": run.result.peak_memory_bytes,
-            "sentinel": {"before_s": run.sentinel.before_s, "after_s": run.sentinel.after_s} if run.sentinel else None,
+            "sentinel": {"before_s": run.sentinel.before_s, "after_s": run.sentinel.after_s}
+            if run.sentinel
+            else None,
         },
     )
 
 
-def _reasons(judgement: Judgement, run: Run) -> tuple[str, ...]:
+def _reasons(judgement: Judgement, run: MeasuredRun) -> tuple[str, ...]:
     """The verdict's reasons; where losses differ, the step that shows it comes right behind."""
     reasons = list(judgement.reasons)
     if run.difference:

@@ -1,12 +1,12 @@
 """`python -m bench selfcheck`: how often is the harness itself wrong?
 
-Three questions with known answers: identical code (every `over` is a false alarm), code slowed by a known 1, 2 and 5%, and
-planted bad collectors. Gates of two processes are measured and judged by the very code that judges commits. What is left of
-the time goes round and round, every other gate to identical code; its segments are also judged with head's times scaled, which
-asks about a known cost in the same noise for free. Every rate is printed with its exact (Clopper-Pearson) 95% bounds, so a
-short check says less, and nothing else. The gates are kept in the folder: a second check into it goes on from there, and
-checks of several folders can be added up.
-"""
+Three questions with known answers: identical code (every `over` is a false alarm), code slowed by a known 1,
+2 and 5%, and planted bad collectors. Gates of two processes are measured and judged by the very code that
+judges commits. What is left of the time goes round and round, every other gate to identical code; its
+segments are also judged with head's times scaled, which asks about a known cost in the same noise for free.
+Every rate is printed with its exact (Clopper-Pearson) 95% bounds, so a short check says less, and nothing
+else. The gates are kept in the folder: a second check into it goes on from there, and checks of several
+folders can be added up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bench.measure.runner import INTERRUPTED
 from bench.progress import Reporter, human_time
 from bench.selfcheck import rates, stored_gates
 from bench.selfcheck.plant_check import check_plants
-from bench.selfcheck.rates import Report, Row
+from bench.selfcheck.rates import RateRow, Report
 from bench.selfcheck.stored_gates import Trial
 from bench.selfcheck.tables import to_json, to_markdown, to_text
 from bench.subjects.registry import SUBJECTS
@@ -60,11 +60,11 @@ def run_selfcheck(
     injected: Sequence[float] = COSTS,
     plants: bool = True,
 ) -> int:
-    """Check until the time is up, print the table, write selfcheck.json and selfcheck.md. Returns the exit code:
+    """Check until the time is up, print the table, write selfcheck.json and selfcheck.md. Returns the exit
+    code:
 
-    0 when nothing was wrong; 1 when a planted fault was missed, identical code was called `over`, or a real loss of twice the
-    budget or more `within`; 5 when it was interrupted, or something was not tried.
-    """
+    0 when nothing was wrong; 1 when a planted fault was missed, identical code was called `over`, or a real
+    loss of twice the budget or more `within`; 5 when it was interrupted, or something was not tried."""
     folder = files.choose_folder(out, "selfcheck")
     started = time.monotonic()
     earlier = list(stored_gates.read(folder / GATES)) if (folder / GATES).exists() else []
@@ -83,12 +83,16 @@ def run_selfcheck(
 
     try:
         if plants:
-            report.plants = check_plants(config, config_path, settings, started + PLANT_SHARE * 60.0 * minutes, reporter)
+            report.plants = check_plants(
+                config, config_path, settings, started + PLANT_SHARE * 60.0 * minutes, reporter
+            )
         _check_gates(config, rates.turns(subjects, injected), gate_minutes, end, seed, reporter, keep)
     except KeyboardInterrupt:
         report.untried.append("interrupted; what was measured so far counts")
     # Gates of earlier checks are no excuse for one that measured nothing.
-    report.untried += [f"no gate of {subject} was measured and judged" for subject in subjects if subject not in judged]
+    report.untried += [
+        f"no gate of {subject} was measured and judged" for subject in subjects if subject not in judged
+    ]
     report.seconds = before_s + round(time.monotonic() - started, 1)
     _write(folder, report)
     print(to_text(report))
@@ -112,7 +116,9 @@ def _check_gates(
         left = end - time.monotonic()
         if left < longest:
             return
-        reporter.say(f"selfcheck: gate {number + 1}, {subject}, {percent:g}% injected; {human_time(left)} left")
+        reporter.say(
+            f"selfcheck: gate {number + 1}, {subject}, {percent:g}% injected; {human_time(left)} left"
+        )
         began = time.monotonic()
         trial = try_gate(config, subject, percent, gate_minutes, seed + number)
         longest = max(longest, time.monotonic() - began)
@@ -153,7 +159,8 @@ def try_gate(config: Config, subject: str, inject_percent: float, minutes: float
 
 
 def judge_again(gates: Sequence[Path], out: str | None, reporter: Reporter) -> int:
-    """The tables of gates that earlier checks kept, added up; nothing is measured. Exit codes as of `run_selfcheck`.
+    """The tables of gates that earlier checks kept, added up; nothing is measured. Exit codes as of
+    `run_selfcheck`.
 
     Raises:
         UserError: a file that holds no gates.
@@ -167,7 +174,7 @@ def judge_again(gates: Sequence[Path], out: str | None, reporter: Reporter) -> i
     return int(rates.exit_code(report))
 
 
-def make_report(stored: Sequence[Trial], rows: Sequence[Row] = ()) -> Report:
+def make_report(stored: Sequence[Trial], rows: Sequence[RateRow] = ()) -> Report:
     """What stored gates come to, with room for those of `rows`; `seconds` are what the gates were given."""
     kinds = {row.kind for row in rows}
     report = Report([*rows, *(row for row in rates.rows_of(stored) if row.kind not in kinds)])

@@ -1,1 +1,2 @@
-"""Is this commit slower than that one? Two trees, a process of each taking turns, and the verdict of their segments."""
+"""Is this commit slower than that one? Two trees, a process of each taking turns, and the verdict of their
+segments."""

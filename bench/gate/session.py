@@ -1,9 +1,10 @@
-"""Both commits are measured: a pair of processes for each launch, until the answer is clear or the time is up.
+"""Both commits are measured: a pair of processes for each launch, until the answer is clear or the time is
+up.
 
-Two resident processes, one of each commit, take turns segment by segment, so both see the same minutes of the machine. They are
-launched anew a few times, since what a process got for its life (addresses, pages, threads on cores) differs between launches
-and not within one: the launch pair is the unit of the interval.
-"""
+Two persistent worker processes, one of each commit, take turns segment by segment, so both see the same
+minutes of the machine. They are launched anew a few times, since what a process got for its life (addresses,
+pages, threads on cores) differs between launches and not within one: the launch pair is the unit of the
+interval."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.gate.verdict import BASE, HEAD, Evidence, Launch, Options
-from bench.gate.worker_process import Resident, WorkerLost
+from bench.gate.verdict import BASE, HEAD, GateEvidence, Launch, Options
+from bench.gate.worker_process import WorkerLost, WorkerProcess
 from bench.gate.worktrees import Tree
 from bench.machine import identity, state
 from bench.machine.commit import ROOT, git
@@ -33,21 +34,24 @@ from bench.syncs.counting import ProcessCounter
 LAUNCHES = (3, 10)
 """Fewest and most launches: the more there are, the surer the interval is of what differs between them."""
 LAUNCH_MINUTES = 0.6
-"""A launch for each. On two shared cores one costs 10 s and launches differ hardly more than their rounds do; five in three
-minutes and ten in six are what docs/judging.md measured."""
+"""A launch for each. On two shared cores one costs 10 s and launches differ hardly more than their rounds do;
+five in three minutes and ten in six are what docs/judging.md measured."""
 BUILD_SHARE = 0.25
 """No more launches than leave building under this share of the time."""
-MIN_ROUNDS = 4
+MIN_LAUNCH_ROUNDS = 4
 """Rounds (of four segments) in a launch, at least."""
 TRACE_STEPS = 12
 
 
-def gather(options: Options, base: Tree, head: Tree, reporter: Reporter, *, compare: bool = True) -> Evidence:
-    """Trace, count, and launch pairs until it is enough. What goes wrong is evidence too, not an exception; so is Ctrl-C.
+def gather(
+    options: Options, base: Tree, head: Tree, reporter: Reporter, *, compare: bool = True
+) -> GateEvidence:
+    """Trace, count, and launch pairs until it is enough. What goes wrong is evidence too, not an exception;
+    so is Ctrl-C.
 
     `compare=False` leaves traces and counts out, where both trees are known to be the same.
     """
-    evidence = Evidence()
+    evidence = GateEvidence()
     try:
         _gather(evidence, options, base, head, reporter, compare)
     except KeyboardInterrupt:
@@ -56,10 +60,15 @@ def gather(options: Options, base: Tree, head: Tree, reporter: Reporter, *, comp
     return evidence
 
 
-def _gather(evidence: Evidence, options: Options, base: Tree, head: Tree, reporter: Reporter, compare: bool) -> None:
+def _gather(
+    evidence: GateEvidence, options: Options, base: Tree, head: Tree, reporter: Reporter, compare: bool
+) -> None:
     trees = (base, head)
     orders = {tree.name: _order(options, base, tree) for tree in trees}
-    reporter.say(f"base {base.commit.id[:10]}, head {head.commit.id[:10]}{' + uncommitted changes' if head.commit.dirty else ''}")
+    reporter.say(
+        f"base {base.commit.id[:10]}, head "
+        f"{head.commit.id[:10]}{' + uncommitted changes' if head.commit.dirty else ''}"
+    )
     if compare and options.kind.counted:
         try:
             compare_traces(trees, orders, evidence, reporter)
@@ -77,9 +86,14 @@ def _gather(evidence: Evidence, options: Options, base: Tree, head: Tree, report
 
 
 def _launch_all(
-    options: Options, trees: Sequence[Tree], orders: Mapping[str, Mapping[str, Any]], evidence: Evidence, reporter: Reporter
+    options: Options,
+    trees: Sequence[Tree],
+    orders: Mapping[str, Mapping[str, Any]],
+    evidence: GateEvidence,
+    reporter: Reporter,
 ) -> None:
-    """One pair of processes after the other, until the answer is clear or the time is up. Raises WorkerLost."""
+    """One pair of processes after the other, until the answer is clear or the time is up. Raises
+    WorkerLost."""
     count = options.launches or _between(LAUNCHES, round(options.minutes / LAUNCH_MINUTES))
     started = time.monotonic()
     number = 0
@@ -108,45 +122,50 @@ def _order(options: Options, base: Tree, tree: Tree) -> dict[str, Any]:
 
 
 def _cache(shared: Path, code: str, base: Tree, tree: Tree) -> Path:
-    """Prepared data is shared, unless the code that prepares it differs: then base makes its own beside its worktree."""
+    """Prepared data is shared, unless the code that prepares it differs: then base makes its own beside its
+    worktree."""
     if tree is not base:
         return shared
-    # A self-check runs this very tree against itself, changes and all: it has no worktree to put another cache beside.
+    # A self-check runs this very tree against itself, changes and all: it has no worktree to put another
+    # cache beside.
     same = base.root == ROOT or git("diff", "--quiet", base.commit.id, "--", code) is not None
     return shared if same else base.root.parent / "cache"
 
 
-def _clear(evidence: Evidence, budget_percent: float) -> bool:
+def _clear(evidence: GateEvidence, budget_percent: float) -> bool:
     found = evidence.interval()
     return found is not None and (found.high - found.low) / 2 <= SHARE_OF_BUDGET * budget_percent
 
 
-# -- one pair of processes ----------------------------------------------------------------------------------------------
+# -- one pair of processes -----------------------------------------------------------------------------------
 
 
 def launch(
     options: Options,
     trees: Sequence[Tree],
     orders: Mapping[str, Mapping[str, Any]],
-    evidence: Evidence,
+    evidence: GateEvidence,
     number: int,
     time_s: float,
     reporter: Reporter,
 ) -> float:
-    """Start both processes, let them take turns for `time_s` in all, end them. Returns the seconds that building took.
+    """Start both processes, let them take turns for `time_s` in all, end them. Returns the seconds that
+    building took.
 
     Raises:
         WorkerLost: one of them died, hung, or does not fit the other.
     """
     started = time.monotonic()
-    workers: list[Resident] = []
+    workers: list[WorkerProcess] = []
     try:
         for tree in trees:
-            workers.append(Resident(tree, orders[tree.name]))
+            workers.append(WorkerProcess(tree, orders[tree.name]))
         for worker in workers:
             worker.greet()
         if workers[0].cycle != workers[1].cycle:
-            raise WorkerLost(f"base replays {workers[0].cycle} steps, head {workers[1].cycle}: not comparable")
+            raise WorkerLost(
+                f"base replays {workers[0].cycle} steps, head {workers[1].cycle}: not comparable"
+            )
         evidence.cycle = workers[0].cycle
         if number == 0 and all(worker.versions for worker in workers):
             other = identity.differences(workers[0].versions, workers[1].versions)
@@ -163,8 +182,8 @@ def launch(
 
 def _take_turns(
     options: Options,
-    workers: Sequence[Resident],
-    evidence: Evidence,
+    workers: Sequence[WorkerProcess],
+    evidence: GateEvidence,
     found: Launch,
     number: int,
     time_s: float,
@@ -174,7 +193,11 @@ def _take_turns(
     by_name = {worker.tree.name: worker for worker in workers}
     washout = max(worker.washout for worker in workers)
     pilots = [
-        worker.turn(SegmentRequest(arms[worker.tree.name], -1, 0, PILOT_CYCLES * worker.cycle, worker.warmup + worker.washout))
+        worker.turn(
+            SegmentRequest(
+                arms[worker.tree.name], -1, 0, PILOT_CYCLES * worker.cycle, worker.warmup + worker.washout
+            )
+        )
         for worker in workers
     ]
     sizing = size(
@@ -184,13 +207,14 @@ def _take_turns(
         time_s=max(1.0, time_s),
         washout=washout,
         min_segment_s=options.min_segment_s,
-        min_rounds=MIN_ROUNDS,
+        min_rounds=MIN_LAUNCH_ROUNDS,
     )
     if number == 0:
         reporter.say(
             f"plan: base and head take turns, {sizing.steps} steps ({sizing.segment_s:.2f} s) each"
             f"{f' after {washout} dropped' if washout else ''}; "
-            f"up to {sizing.rounds} rounds of four turns in each launch, about {human_time(options.time_s)} in all"
+            f"up to {sizing.rounds} rounds of four turns in each launch, about {human_time(options.time_s)} "
+            "in all"
         )
     taken: dict[str, list[Taken]] = {BASE: [], HEAD: []}
     gpus = GpuWatch()
@@ -199,11 +223,18 @@ def _take_turns(
     try:
         for index, order in enumerate(pairs(options.seed + number)):
             elapsed = time.monotonic() - began
-            if index >= MIN_ROUNDS and elapsed * (index + 1) / index > time_s:
+            if index >= MIN_LAUNCH_ROUNDS and elapsed * (index + 1) / index > time_s:
                 break
-            share = min(0.99, max(elapsed / max(time_s, 1e-9) if index >= MIN_ROUNDS else 0.0, index / sizing.rounds))
+            share = min(
+                0.99,
+                max(
+                    elapsed / max(time_s, 1e-9) if index >= MIN_LAUNCH_ROUNDS else 0.0, index / sizing.rounds
+                ),
+            )
             left = elapsed / share - elapsed if share > 0.02 else sizing.total_s
-            reporter.advance(f"launch {number + 1}, round {index + 1} of at most {sizing.rounds}", share, left)
+            reporter.advance(
+                f"launch {number + 1}, round {index + 1} of at most {sizing.rounds}", share, left
+            )
             for place, name in enumerate(order):
                 request = SegmentRequest(arms[name], index, place, sizing.steps, washout)
                 item = by_name[name].turn(request)
@@ -223,7 +254,12 @@ def pairs(seed: int) -> Iterator[tuple[str, str, str, str]]:
         yield first, second, second, first
 
 
-def _close_launch(workers: Sequence[Resident], evidence: Evidence, found: Launch, taken: Mapping[str, Sequence[Taken]]) -> None:
+def _close_launch(
+    workers: Sequence[WorkerProcess],
+    evidence: GateEvidence,
+    found: Launch,
+    taken: Mapping[str, Sequence[Taken]],
+) -> None:
     results = {worker.tree.name: worker.finish() for worker in workers}
     checks: dict[str, LossCheck] = {}
     for name, result in results.items():
@@ -236,17 +272,20 @@ def _close_launch(workers: Sequence[Resident], evidence: Evidence, found: Launch
             found.memory_bytes[name] = int(result["peak_memory_bytes"])
         evidence.incomplete += [f"{name}: {fault}" for fault in result["faults"]]
         evidence.notes += [f"{name}: {note}" for note in result["notes"]]
-    found.segments = sorted((s for check in checks.values() for s in check.segments), key=lambda s: (s.round, s.order))
+    found.segments = sorted(
+        (s for check in checks.values() for s in check.segments), key=lambda s: (s.round, s.order)
+    )
     text = first_difference(found.losses.get(BASE, ()), found.losses.get(HEAD, ()), "batch {} of the cycle")
     if text:
         evidence.not_comparable.append(f"not comparable, the work differs: {text}")
 
 
-# -- what is the same in both commits ---------------------------------------------------------------------------------------
+# -- what is the same in both commits ------------------------------------------------------------------------
 
 
 def first_difference(base: Sequence[float], head: Sequence[float], where: str) -> str:
-    """The first place at which two traces differ, with both values; empty when they are equal to the last bit."""
+    """The first place at which two traces differ, with both values; empty when they are equal to the last
+    bit."""
     for place, (one, other) in enumerate(zip(base, head, strict=False)):
         if one != other:
             return f"{where.format(place)}: base {one!r}, head {other!r}"
@@ -256,20 +295,22 @@ def first_difference(base: Sequence[float], head: Sequence[float], where: str) -
 
 
 def compare_traces(
-    trees: Sequence[Tree], orders: Mapping[str, Mapping[str, Any]], evidence: Evidence, reporter: Reporter
+    trees: Sequence[Tree], orders: Mapping[str, Mapping[str, Any]], evidence: GateEvidence, reporter: Reporter
 ) -> None:
     """The first steps of real training in both trees, side by side. Raises WorkerLost."""
     reporter.say(f"comparing the losses of the first {TRACE_STEPS} training steps of both")
     workers = []
     try:
         for tree in trees:
-            workers.append(Resident(tree, {**orders[tree.name], "trace_steps": TRACE_STEPS}))
+            workers.append(WorkerProcess(tree, {**orders[tree.name], "trace_steps": TRACE_STEPS}))
         base, head = (worker.trace() for worker in workers)
     finally:
         for worker in workers:
             worker.close()
     for name, column in (("loss", 1), ("gradient norm", 2)):
-        text = first_difference([row[column] for row in base], [row[column] for row in head], f"{name} of step {{}}")
+        text = first_difference(
+            [row[column] for row in base], [row[column] for row in head], f"{name} of step {{}}"
+        )
         if text:
             evidence.not_comparable.append(f"not comparable, training differs: {text}")
             return
@@ -281,7 +322,10 @@ def counting_code(root: Path) -> str:
     """Digest of the code that counts: each tree counts with its own."""
     digest = hashlib.sha256()
     rooms = [root / "bench" / "syncs", root / "steptime" / "syncs"]
-    for path in (root / "bench" / "counting.py", *(path for room in rooms for path in sorted(room.rglob("*.py")))):
+    for path in (
+        root / "bench" / "counting.py",
+        *(path for room in rooms for path in sorted(room.rglob("*.py"))),
+    ):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes() if path.exists() else b"")
     return digest.hexdigest()
@@ -291,7 +335,7 @@ def count_both(
     kind: SubjectKind,
     trees: Sequence[Tree],
     orders: Mapping[str, Mapping[str, Any]],
-    evidence: Evidence,
+    evidence: GateEvidence,
     reporter: Reporter,
 ) -> None:
     """Exact counts of both trees with all of their own collectors on."""
@@ -301,7 +345,9 @@ def count_both(
     try:
         for tree in trees:
             config = kind.counted_as(kind.from_order(orders[tree.name]["config"]))
-            counter = ProcessCounter(config, subject=kind.name, root=tree.root, python=tree.python, all_collectors=True)
+            counter = ProcessCounter(
+                config, subject=kind.name, root=tree.root, python=tree.python, all_collectors=True
+            )
             pending.append(counter.start([Arm(OFF), Arm(ALL)]))
         for tree, one in zip(trees, pending, strict=True):
             counts, faults = one.result()

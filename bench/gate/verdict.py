@@ -1,4 +1,5 @@
-"""What a gate measured, and the verdict on it: pure but for the machine and the clock, which the receipt reads."""
+"""What a gate measured, and the verdict on it: pure but for the machine and the clock, which the receipt
+reads."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from bench.subjects.protocol import Settings, SubjectKind
 BASE, HEAD = "base", "head"
 MINUTES = 10.0
 MEMORY_PERCENT = 2.0
-"""Every launch of head needs this much more memory than every launch of base: over. Peak memory hardly varies."""
+"""Every launch of head needs this much more memory than every launch of base: over. Peak memory hardly
+varies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Launch:
 
 
 @dataclass(slots=True)
-class Evidence:
+class GateEvidence:
     """Everything that a gate's verdict is taken from."""
 
     launches: list[Launch] = field(default_factory=list)
@@ -90,7 +92,7 @@ class Evidence:
         return interval(contrasts(self.segments, (HEAD,), (BASE,), self.cycle))
 
 
-def counts_added(evidence: Evidence) -> tuple[dict[str, int | None], list[str]]:
+def counts_added(evidence: GateEvidence) -> tuple[dict[str, int | None], list[str]]:
     """What head counts more than base by kind, and why that cannot be told."""
     if not evidence.counts:
         return {}, []
@@ -100,7 +102,8 @@ def counts_added(evidence: Evidence) -> tuple[dict[str, int | None], list[str]]:
     if evidence.counters_differ and any(added.values()):
         changed = ", ".join(f"{more:+d} {kind}" for kind, more in added.items() if more)
         return {}, [
-            f"base and head count with other code (bench/syncs), and counts differ ({changed}): whose doing, cannot be told"
+            f"base and head count with other code (bench/syncs), and counts differ ({changed}): whose doing, "
+            "cannot be told"
         ]
     return added, []
 
@@ -114,7 +117,9 @@ def memory_rise(launches: Sequence[Launch]) -> str:
     return f"peak memory rose from at most {max(base) / 1e6:,.0f} MB to at least {min(head) / 1e6:,.0f} MB"
 
 
-def make_receipt(options: Options, evidence: Evidence, base: Commit, head: Commit, seconds: float) -> Receipt:
+def make_receipt(
+    options: Options, evidence: GateEvidence, base: Commit, head: Commit, seconds: float
+) -> Receipt:
     """Judge the evidence. Pure but for the machine and the clock, which are read here."""
     judgement = judge(options, evidence)
     segments = evidence.segments
@@ -157,11 +162,17 @@ def make_receipt(options: Options, evidence: Evidence, base: Commit, head: Commi
     )
 
 
-def judge(options: Options, evidence: Evidence, *, counts_required: bool = True) -> Judgement:
+def judge(options: Options, evidence: GateEvidence, *, counts_required: bool = True) -> Judgement:
     """The verdict: of the contrast, of the exact counts, and of peak memory."""
     added, faults = counts_added(evidence)
     incomplete = list(evidence.incomplete)
-    if not incomplete and not evidence.not_comparable and options.kind.counted and counts_required and not evidence.counts:
+    if (
+        not incomplete
+        and not evidence.not_comparable
+        and options.kind.counted
+        and counts_required
+        and not evidence.counts
+    ):
         incomplete.append("incomplete: exact counts were not taken")
     unfit = state.unfit(evidence.before, evidence.after) if evidence.before and evidence.after else ()
     found = None if evidence.not_comparable and not evidence.segments else evidence.interval()
@@ -179,11 +190,13 @@ def judge(options: Options, evidence: Evidence, *, counts_required: bool = True)
     )
     memory = memory_rise(evidence.launches)
     if memory and judgement.exit_code in (ExitCode.WITHIN, ExitCode.UNRESOLVED):
-        return replace(judgement, verdict=Verdict.OVER, exit_code=ExitCode.OVER, reasons=(memory, *judgement.reasons))
+        return replace(
+            judgement, verdict=Verdict.OVER, exit_code=ExitCode.OVER, reasons=(memory, *judgement.reasons)
+        )
     return judgement
 
 
-def sides(evidence: Evidence) -> dict[str, dict[str, float | int | None]]:
+def sides(evidence: GateEvidence) -> dict[str, dict[str, float | int | None]]:
     """Throughput, slowest steps and memory of each side, for the report; none of it is judged by its own."""
     table: dict[str, dict[str, float | int | None]] = {}
     for name in (BASE, HEAD):
@@ -193,7 +206,9 @@ def sides(evidence: Evidence) -> dict[str, dict[str, float | int | None]]:
         table[name] = {
             "tokens_per_second": None if speed is None else round(speed[0], 2),
             "step_p50_ms": round(1e3 * steps[len(steps) // 2], 3) if steps else None,
-            "step_p99_ms": round(1e3 * steps[min(len(steps) - 1, int(0.99 * len(steps)))], 3) if steps else None,
+            "step_p99_ms": round(1e3 * steps[min(len(steps) - 1, int(0.99 * len(steps)))], 3)
+            if steps
+            else None,
             "peak_memory_bytes": max(memory) if memory else None,
         }
     return table

@@ -1,16 +1,17 @@
-"""One resident process of a gate: `python -m bench.gate_worker`, JSON lines on stdin and stdout.
+"""One persistent worker process of a gate: `python -m bench.gate_worker`, JSON lines on stdin and stdout.
 
     parent  {"subject": "trainer", "config": {...}, "inject_percent": 0, "trace_steps": 0}
-    worker  {"hello": {"protocol": 2, "root": ..., "cycle": 4, "collectors": [...], "washout": 1, "warmup": 8, "versions": {...}}}
-    parent  {"arm": "head", "on": [...], "round": 0, "order": 1, "steps": 8, "washout": 2}   its turn, many times
+    worker  {"hello": {"protocol": 2, "root": ..., "cycle": 4, "collectors": [...], "washout": 1, "warmup": 8,
+                       "versions": {...}}}
+    parent  {"arm": "head", "on": [...], "round": 0, "order": 1, "steps": 8, "washout": 2}   many times
     worker  {"first_step": 40, "segment": {...}}
     parent  {"stop": true}
     worker  {"result": {"losses": [[step, loss], ...], "peak_memory_bytes": ...}}
 
-Between two turns the worker stands still inside its step boundary, so that the other process has the machine. Each side of a
-gate runs the worker of its own tree: what the trainer's parts are called is its own affair, only this protocol must agree, and
-what a segment is (2: from standstill to standstill). It changes by a new number.
-"""
+Between two turns the worker stands still inside its step boundary, so that the other process has the machine.
+Each side of a gate runs the worker of its own tree: what the trainer's parts are called is its own affair,
+only this protocol must agree, and what a segment is (2: from drained barrier to drained barrier). It changes
+by a new number."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Lines:
             if message.get("stop"):
                 return
             arm = Arm(message["arm"], frozenset(message["on"]))
-            yield SegmentRequest(arm, message["round"], message["order"], message["steps"], message["washout"])
+            yield SegmentRequest(
+                arm, message["round"], message["order"], message["steps"], message["washout"]
+            )
 
     def segment(self, item: Taken) -> None:
         self.write(first_step=item.first_step, segment=dataclasses.asdict(item.segment))
@@ -92,11 +95,14 @@ def serve(lines: Lines) -> None:
 
 
 def main() -> int:
-    """Talk on what stdout was; whatever prints meanwhile goes to stderr and cannot garble the conversation."""
+    """Talk on what stdout was; whatever prints meanwhile goes to stderr and cannot garble the
+    conversation."""
     sink = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     lines = Lines(sys.stdin, sink)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through every `finally`, not past them
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # through every `finally`, not past them
     try:
         serve(lines)
     except UserError as error:

@@ -30,7 +30,7 @@ class WorkerLost(Exception):
     """A worker died, hung or spoke nonsense; the message says which and why."""
 
 
-class Resident:
+class WorkerProcess:
     """One worker process of one tree.
 
     Args:
@@ -64,21 +64,29 @@ class Resident:
         self._send(order)
 
     def greet(self) -> None:
-        """Wait until it is built. Raises WorkerLost, also when it speaks another protocol or runs another tree's code."""
+        """Wait until it is built. Raises WorkerLost, also when it speaks another protocol or runs another
+        tree's code."""
         with self._understood():
             hello = self._receive(BUILD_S)["hello"]
             self._check(hello)
-            self.cycle, self.washout, self.warmup = int(hello["cycle"]), int(hello["washout"]), int(hello["warmup"])
+            self.cycle, self.washout, self.warmup = (
+                int(hello["cycle"]),
+                int(hello["washout"]),
+                int(hello["warmup"]),
+            )
             self.collectors = tuple(hello["collectors"])
             self.versions = dict(hello.get("versions", {}))
 
     def _check(self, hello: Mapping[str, Any]) -> None:
         if hello["protocol"] != PROTOCOL:
             raise WorkerLost(
-                f"{self.tree.name} speaks gate protocol {hello['protocol']}, this harness {PROTOCOL}: not comparable"
+                f"{self.tree.name} speaks gate protocol {hello['protocol']}, this harness {PROTOCOL}: not "
+                "comparable"
             )
         if Path(hello["root"]).resolve() != self.tree.root.resolve():
-            raise WorkerLost(f"{self.tree.name} ran the code in {hello['root']}, not that in {self.tree.root}")
+            raise WorkerLost(
+                f"{self.tree.name} ran the code in {hello['root']}, not that in {self.tree.root}"
+            )
 
     def turn(self, request: SegmentRequest) -> Taken:
         """Let it run one segment, and stand still again. Raises WorkerLost."""
@@ -108,7 +116,9 @@ class Resident:
     def trace(self) -> list[tuple[int, float, float]]:
         """The answer of a worker that was asked for a trace. Raises WorkerLost."""
         with self._understood():
-            return [(int(step), float(loss), float(norm)) for step, loss, norm in self._receive(BUILD_S)["trace"]]
+            return [
+                (int(step), float(loss), float(norm)) for step, loss, norm in self._receive(BUILD_S)["trace"]
+            ]
 
     def close(self) -> None:
         """Make sure that it is gone; may be called at any time."""
@@ -126,12 +136,15 @@ class Resident:
 
     @contextlib.contextmanager
     def _understood(self) -> Iterator[None]:
-        """What a worker of another commit says need not be what this one expects. Raises WorkerLost for it."""
+        """What a worker of another commit says need not be what this one expects. Raises WorkerLost for
+        it."""
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             text = f"{type(error).__name__}: {error}"
-            raise WorkerLost(f"{self.tree.name} sent a message that this harness does not understand: {text}") from None
+            raise WorkerLost(
+                f"{self.tree.name} sent a message that this harness does not understand: {text}"
+            ) from None
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -145,7 +158,9 @@ class Resident:
         except queue.Empty:
             raise WorkerLost(f"{self.tree.name} gave no answer within {timeout_s:g} s") from None
         if not line:
-            raise WorkerLost(f"{self.tree.name} crashed (exit code {self._process.wait()}): {self._last_words()}")
+            raise WorkerLost(
+                f"{self.tree.name} crashed (exit code {self._process.wait()}): {self._last_words()}"
+            )
         try:
             message: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError:

@@ -52,7 +52,11 @@ def resolve(reference: str, root: Path = ROOT) -> str:
     found = git("rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", cwd=root)
     if found is None:
         shallow = git("rev-parse", "--is-shallow-repository", cwd=root) == "true"
-        hint = "this clone is shallow: git fetch --unshallow" if shallow else f"fetch it first: git fetch origin {reference}"
+        hint = (
+            "this clone is shallow: git fetch --unshallow"
+            if shallow
+            else f"fetch it first: git fetch origin {reference}"
+        )
         raise UserError(f"--base {reference}: no such commit here; {hint}")
     return found
 
@@ -61,15 +65,18 @@ def resolve(reference: str, root: Path = ROOT) -> str:
 def checked_out(reference: str, say: Callable[[str], None], root: Path = ROOT) -> Iterator[tuple[Tree, Tree]]:
     """(base, head) as trees; their worktrees are removed at the end.
 
-    A clean HEAD gets a worktree of its own, so that edits made meanwhile do not reach the run. A dirty one is measured in place,
-    and is labelled so.
+    A clean HEAD gets a worktree of its own, so that edits made meanwhile do not reach the run. A dirty one is
+    measured in place, and is labelled so.
 
     Raises:
         UserError: no such base. NoHarness: the base has no gate worker.
     """
     identity = resolve(reference, root)
     if git("cat-file", "-e", f"{identity}:{WORKER}", cwd=root) is None:
-        raise NoHarness(f"base {identity[:10]} predates the harness (it has no {WORKER}): there is nothing to compare with")
+        raise NoHarness(
+            f"base {identity[:10]} predates the harness (it has no {WORKER}): there is nothing to compare "
+            "with"
+        )
     head = read_commit(root)
     sweep(root)
     with contextlib.ExitStack() as stack:
@@ -88,7 +95,12 @@ def sweep(root: Path) -> None:
     for line in (git("worktree", "list", "--porcelain", cwd=root) or "").splitlines():
         place = Path(line.removeprefix("worktree "))
         owner = place.parent.name.removeprefix(PREFIX).partition("-")[0]
-        if line.startswith("worktree ") and place.parent.name.startswith(PREFIX) and owner.isdigit() and not _runs(int(owner)):
+        if (
+            line.startswith("worktree ")
+            and place.parent.name.startswith(PREFIX)
+            and owner.isdigit()
+            and not _runs(int(owner))
+        ):
             git("worktree", "remove", "--force", str(place), cwd=root)
             shutil.rmtree(place.parent, ignore_errors=True)
     git("worktree", "prune", cwd=root)
@@ -138,13 +150,15 @@ def check_installed(head: Path) -> None:
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
-            f"gate: head's constraints.txt differs from base's, and this environment is not made from it: {', '.join(wrong[:3])}"
+            "gate: head's constraints.txt differs from base's, and this environment is not made from it: "
+            f"{', '.join(wrong[:3])}"
             f"{more}; install it: python -m pip install -c constraints.txt -e '.[bench]'"
         )
 
 
 def extras() -> str:
-    """The extras that this environment has: base gets the same, or it would be slower for want of a kernel."""
+    """The extras that this environment has: base gets the same, or it would be slower for want of a
+    kernel."""
     found = ["bench"]
     for extra, package in EXTRAS.items():
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -161,7 +175,8 @@ def _environment(root: Path, say: Callable[[str], None]) -> str:
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dflash-harness"
     with_extras = extras()
-    place = cache / f"env-{_locks(root)[:16]}-{sys.version_info.major}.{sys.version_info.minor}-{with_extras.replace(',', '-')}"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    place = cache / f"env-{_locks(root)[:16]}-{version}-{with_extras.replace(',', '-')}"
     python = place / ("Scripts" if os.name == "nt" else "bin") / "python"
     if (place / "complete").exists() and python.exists():  # the Python that it was made with may be gone
         return str(python)

@@ -29,11 +29,11 @@ def git_bytes(*arguments: str, cwd: Path = ROOT) -> bytes | None:
 
 
 def read_commit(root: Path = ROOT) -> Commit:
-    """The commit under `root`; `diff_hash` covers staged, unstaged and untracked files that git does not ignore.
+    """The commit under `root`; `diff_hash` covers staged, unstaged and untracked files that git does not
+    ignore.
 
-    Outside a repository the id is empty, and the tree counts as dirty: what was measured cannot be named. Where git does not tell
-    what changed, the tree counts as dirty too, with changes that equal no others.
-    """
+    Outside a repository the id is empty, and the tree counts as dirty: what was measured cannot be named.
+    Where git does not tell what changed, the tree counts as dirty too, with changes that equal no others."""
     identity = git("rev-parse", "HEAD", cwd=root)
     if identity is None:
         return Commit(id="", dirty=True)

@@ -1,8 +1,8 @@
 """Which core a thread runs on, where that would differ between two processes and not change within one.
 
-The scheduler leaves a busy thread where it is, so the two processes of a gate may run their drafters on different cores for all
-their life. Cores of a shared machine are not equally fast, so a launch that differs in this alone is slower or faster for good.
-"""
+The scheduler leaves a busy thread where it is, so the two processes of a gate may run their drafters on
+different cores for all their life. Cores of a shared machine are not equally fast, so a launch that differs
+in this alone is slower or faster for good."""
 
 from __future__ import annotations
 

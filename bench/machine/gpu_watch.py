@@ -1,4 +1,5 @@
-"""Looks at the GPUs between two segments: throttling and strangers come and go, and an idle GPU hides both."""
+"""Looks at the GPUs between two segments: throttling and foreign processes come and go, and an idle GPU hides
+both."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ EVERY_S = 10.0
 
 
 def read_gpus() -> Sequence[GpuState]:
-    """The state of every GPU; processes that descend from this one are no strangers."""
+    """The state of every GPU; processes that descend from this one are not foreign."""
     return state.read_gpus(state.process_tree())
 
 
@@ -27,7 +28,9 @@ class GpuWatch:
         seen: states of all looks, in order; `state.with_seen` lays them into the state after the run.
     """
 
-    def __init__(self, read: Callable[[], Sequence[GpuState]] = read_gpus, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, read: Callable[[], Sequence[GpuState]] = read_gpus, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._read, self._clock = read, clock
         self._next_s = -float("inf")
         self.seen: list[GpuState] = []

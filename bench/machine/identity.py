@@ -1,9 +1,9 @@
 """What machine is this? NVML and /proc only: no CUDA context is created.
 
-The key is made of what does not change between boots: the GPUs' models and UUIDs (hashed), their number, the CPU's model and
-the cores that this process may use. Two GPUs of one model differ by 8% on average (Sinha et al., SC22), so a model name is not a
-key. Versions of driver, CUDA, torch and Python are recorded beside it and shown when they differ.
-"""
+The key is made of what does not change between boots: the GPUs' models and UUIDs (hashed), their number, the
+CPU's model and the cores that this process may use. Two GPUs of one model differ by 8% on average (Sinha et
+al., SC22), so a model name is not a key. Versions of driver, CUDA, torch and Python are recorded beside it
+and shown when they differ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def identify(nvml: ModuleType | Any | None = None) -> Machine:
         if api is not None:
             for handle in handles(api):
                 uuid = as_text(api.nvmlDeviceGetUUID(handle))
-                gpus.append((as_text(api.nvmlDeviceGetName(handle)), hashlib.sha256(uuid.encode()).hexdigest()[:8]))
+                gpus.append(
+                    (as_text(api.nvmlDeviceGetName(handle)), hashlib.sha256(uuid.encode()).hexdigest()[:8])
+                )
             with contextlib.suppress(Exception):
                 versions["driver"] = as_text(api.nvmlSystemGetDriverVersion())
             with contextlib.suppress(Exception):

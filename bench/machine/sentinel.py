@@ -1,4 +1,5 @@
-"""A pinned reference workload, run before and after a measurement: when it moves, the machine did, and not the code."""
+"""A pinned reference workload, run before and after a measurement: when it moves, the machine did, and not
+the code."""
 
 from __future__ import annotations
 
@@ -30,11 +31,15 @@ class Sentinel:
         """Why stored figures must not be judged, or an empty string."""
         if abs(self.change_percent) <= MOVED_PERCENT:
             return ""
-        return f"the sentinel workload moved by {self.change_percent:+.1f}% while measuring: the machine did not stand still"
+        return (
+            f"the sentinel workload moved by {self.change_percent:+.1f}% while measuring: the machine did "
+            "not stand still"
+        )
 
 
 def run_sentinel(devices: Sequence[str] = ()) -> float:
-    """Median seconds of a fixed piece of work: hashing on the CPU, and a fixed matrix product on each CUDA device."""
+    """Median seconds of a fixed piece of work: hashing on the CPU, and a fixed matrix product on each CUDA
+    device."""
     times = []
     products = [_product(name) for name in dict.fromkeys(devices) if name.startswith("cuda")]
     for _ in range(REPEATS):

@@ -1,4 +1,5 @@
-"""Is the machine fit to measure? What may change from minute to minute, read at both ends of a run, and judged.
+"""Is the machine fit to measure? What may change from minute to minute, read at both ends of a run, and
+judged.
 
 NVML and /proc only: no CUDA context is created.
 """
@@ -107,7 +108,8 @@ def _cpu_seconds(pid: int) -> float:
 def _machine_cpu_seconds() -> tuple[float | None, float | None]:
     with contextlib.suppress(OSError, ValueError, IndexError):
         user, nice, system, _idle, _wait, irq, softirq, steal = (
-            int(value) / os.sysconf("SC_CLK_TCK") for value in (PROC / "stat").read_text().splitlines()[0].split()[1:9]
+            int(value) / os.sysconf("SC_CLK_TCK")
+            for value in (PROC / "stat").read_text().splitlines()[0].split()[1:9]
         )
         return user + nice + system + irq + softirq, steal
     return None, None
@@ -144,7 +146,10 @@ def read_gpus(tree: frozenset[int], nvml: ModuleType | Any | None = None) -> lis
 
 
 def _reasons(api: Any, handle: Any) -> tuple[str, ...]:
-    read = getattr(api, "nvmlDeviceGetCurrentClocksEventReasons", None) or api.nvmlDeviceGetCurrentClocksThrottleReasons
+    read = (
+        getattr(api, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        or api.nvmlDeviceGetCurrentClocksThrottleReasons
+    )
     mask = ask(read, handle)
     return () if mask is None else tuple(name for bit, name in REASONS.items() if mask & bit)
 
@@ -156,7 +161,8 @@ def _foreign(api: Any, handle: Any, tree: frozenset[int]) -> int | None:
     pids = {process.pid for process in running}
     others = pids - tree
     if others and not pids & tree and not any((PROC / str(pid)).exists() for pid in others):
-        # A PID namespace: NVML tells the host's ids, which name nothing here. Ours are as many as have CUDA's memory device open.
+        # A PID namespace: NVML tells the host's ids, which name nothing here. Ours are as many as have CUDA's
+        # memory device open.
         return max(0, len(others) - sum(_uses_cuda(pid) for pid in tree))
     return len(others)
 
@@ -176,7 +182,8 @@ def _listing(folder: Path) -> list[Path]:
 
 
 def with_seen(after: MachineState, seen: Iterable[GpuState]) -> MachineState:
-    """The state after a run with the worst that was seen of each GPU during it: reasons joined, most strangers. Pure."""
+    """The state after a run with the worst that was seen of each GPU during it: reasons joined, most foreign
+    processes. Pure."""
     worst = {gpu.index: gpu for gpu in after.gpus}
     for gpu in seen:
         if gpu.index in worst:
@@ -199,14 +206,21 @@ def unfit(before: MachineState | None, after: MachineState | None) -> list[str]:
             if bad:
                 reasons.append(f"GPU {gpu.index} was throttled {when} measuring: {', '.join(bad)}")
             if gpu.foreign_processes:
-                reasons.append(f"GPU {gpu.index} was shared with {gpu.foreign_processes} other process(es) {when} measuring")
+                reasons.append(
+                    f"GPU {gpu.index} was shared with {gpu.foreign_processes} other process(es) {when} "
+                    "measuring"
+                )
     if before is None or after is None:
         return reasons
     if len(before.gpus) != len(after.gpus):
         reasons.append(f"the number of GPUs changed while measuring, {len(before.gpus)} to {len(after.gpus)}")
     for share, most, what in (
         (foreign_share(before, after), FOREIGN_SHARE, "other programs used {:.0%} of the cores"),
-        (_share(before.steal_s, after.steal_s, before, after), STEAL_SHARE, "the hypervisor took {:.0%} of the cores away"),
+        (
+            _share(before.steal_s, after.steal_s, before, after),
+            STEAL_SHARE,
+            "the hypervisor took {:.0%} of the cores away",
+        ),
         (
             _share(before.throttled_s, after.throttled_s, before, after),
             THROTTLED_SHARE,
@@ -236,15 +250,17 @@ def remarks(before: MachineState | None, after: MachineState | None) -> list[str
 def foreign_share(before: MachineState, after: MachineState) -> float | None:
     """Share of the cores that others used in between; None where it cannot be told.
 
-    /proc/stat counts the whole host: inside a quota or a CPU set smaller than the host it says nothing of our share.
-    """
+    /proc/stat counts the whole host: inside a quota or a CPU set smaller than the host it says nothing of our
+    share."""
     if before.machine_cpu_s is None or after.machine_cpu_s is None or before.cpus != before.host_cpus:
         return None
     others = (after.machine_cpu_s - before.machine_cpu_s) - (after.own_cpu_s - before.own_cpu_s)
     return _share(0.0, max(0.0, others), before, after)
 
 
-def _share(first: float | None, last: float | None, before: MachineState, after: MachineState) -> float | None:
+def _share(
+    first: float | None, last: float | None, before: MachineState, after: MachineState
+) -> float | None:
     elapsed = after.monotonic_s - before.monotonic_s
     return None if first is None or last is None or elapsed <= 0 else (last - first) / (elapsed * before.cpus)
 

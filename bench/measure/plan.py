@@ -13,17 +13,18 @@ from bench.statistics.stopping import MIN_ROUNDS
 from steptime.errors import UserError, nearest
 
 MIN_SEGMENT_S = 0.01
-"""As a rule a segment is one cycle of batches: a machine's noise is slow, so the sooner both arms have had their turn, the more
-of it they share. Measured on two shared cores whose steps spread by 6% with a lag-1 correlation of 0.9: bounds of +-0.3% after a
-minute of 75 ms segments, of +-1.3% with 0.6 s. Steps of a few microseconds need a floor, or switching takes all the time."""
+"""As a rule a segment is one cycle of batches: a machine's noise is slow, so the sooner both arms have had
+their turn, the more of it they share. Measured on two shared cores whose steps spread by 6% with a lag-1
+correlation of 0.9: bounds of +-0.3% after a minute of 75 ms segments, of +-1.3% with 0.6 s. Steps of a few
+microseconds need a floor, or switching takes all the time."""
 
 
 def make_arms(collectors: Sequence[str], *, marginal: bool = True, together: bool = False) -> tuple[Arm, ...]:
     """Every arm once: `off`, `only:<c>`, `all`, `without:<c>`, `off-again`.
 
-    `marginal=False` leaves the `without` arms out. With a single collector they would be `off` under another name, so
-    they are left out too. `together=True` asks about all collectors as one: `off`, `all`, `off-again`, which gives five
-    times the rounds of the full plan in the same time.
+    `marginal=False` leaves the `without` arms out. With a single collector they would be `off` under another
+    name, so they are left out too. `together=True` asks about all collectors as one: `off`, `all`,
+    `off-again`, which gives five times the rounds of the full plan in the same time.
 
     Raises:
         UserError: no collector, or one named twice.
@@ -52,16 +53,18 @@ def choose_collectors(available: Sequence[str], only: Sequence[str]) -> tuple[st
     """
     for name in only:
         if name not in available:
-            raise UserError(f"--only {name}: no such collector{nearest(name, available)}; there are {', '.join(available)}")
+            raise UserError(
+                f"--only {name}: no such collector{nearest(name, available)}; there are "
+                f"{', '.join(available)}"
+            )
     return tuple(name for name in available if not only or name in only)
 
 
 def one_round(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     """The multiset of one round: every arm once, and the shared controls about sqrt(K) times.
 
-    `off` is the control of K contrasts, and so is `all` where the `without` arms exist: Dunnett's allocation for both. A plan
-    without those arms is in a hurry, and has every arm once.
-    """
+    `off` is the control of K contrasts, and so is `all` where the `without` arms exist: Dunnett's allocation
+    for both. A plan without those arms is in a hurry, and has every arm once."""
     if not any(arm.name.startswith(WITHOUT) for arm in arms):
         return tuple(arms)
     singles = sum(arm.name.startswith(ONLY) for arm in arms)
@@ -71,7 +74,8 @@ def one_round(arms: Sequence[Arm]) -> tuple[Arm, ...]:
 
 
 def rounds(arms: Sequence[Arm], seed: int) -> Iterator[tuple[Arm, ...]]:
-    """Endless rounds, each a fresh random permutation of `one_round(arms)`; the same seed gives the same orders."""
+    """Endless rounds, each a fresh random permutation of `one_round(arms)`; the same seed gives the same
+    orders."""
     generator = random.Random(seed)
     base = list(one_round(arms))
     while True:
@@ -88,7 +92,8 @@ class Sizing:
         steps: measured steps of a segment (`cycles` times the cycle's length).
         washout: steps dropped after each switch.
         rounds: most rounds that the time allows, at least MIN_ROUNDS.
-        segment_s, round_s, total_s: expected seconds of a segment's measured part, of a round and of all rounds.
+        segment_s, round_s, total_s: expected seconds of a segment's measured part, of a round and of all
+            rounds.
         min_time_s: expected seconds of the fewest rounds.
         fits: False when even MIN_ROUNDS of the shortest segments take longer than the time given.
     """
@@ -108,7 +113,8 @@ class Sizing:
         """One line for the user, said before measuring begins."""
         dropped = f" after {self.washout} dropped" if self.washout else ""
         line = (
-            f"{arms} arms, {self.segments_per_round} segments a round of {self.steps} steps ({self.segment_s:.2f} s){dropped}; "
+            f"{arms} arms, {self.segments_per_round} segments a round of {self.steps} steps "
+            f"({self.segment_s:.2f} s){dropped}; "
             f"up to {self.rounds} rounds, about {human_time(self.total_s)}"
         )
         return line if self.fits else line + f" (more than asked: {MIN_ROUNDS} rounds are the least)"
@@ -126,14 +132,16 @@ def size(
 ) -> Sizing:
     """Fit segments of at least `min_segment_s` and at least `min_rounds` rounds into `time_s`.
 
-    Segments are whole cycles, so every segment holds the same set of batches. When both minima do not fit, segments get
-    shorter first, down to one cycle; rounds never get fewer than `min_rounds`.
+    Segments are whole cycles, so every segment holds the same set of batches. When both minima do not fit,
+    segments get shorter first, down to one cycle; rounds never get fewer than `min_rounds`.
 
     Raises:
         ValueError: a length or time that is not positive.
     """
     if step_s <= 0 or cycle <= 0 or segments_per_round <= 0 or time_s <= 0 or washout < 0:
-        raise ValueError("step_s, cycle, segments_per_round and time_s must be positive, washout not negative")
+        raise ValueError(
+            "step_s, cycle, segments_per_round and time_s must be positive, washout not negative"
+        )
 
     def round_s(cycles: int) -> float:
         return segments_per_round * (cycles * cycle + washout) * step_s

@@ -1,4 +1,4 @@
-"""Run the plan on a subject and keep every segment."""
+"""MeasuredRun the plan on a subject and keep every segment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.measure.plan import MIN_SEGMENT_S, Sizing, one_round, rounds, size
 from bench.progress import Reporter, human_time
 from bench.records.types import OFF, Arm, Measurement, Segment
 from bench.statistics.intervals import throughput
-from bench.statistics.stopping import MIN_ROUNDS, Watch
+from bench.statistics.stopping import MIN_ROUNDS, StoppingRule
 from bench.subjects.losses import check_losses
 from bench.subjects.protocol import SegmentRequest, Subject, SubjectResult, Taken
 
@@ -29,8 +29,9 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass(slots=True)
-class Conductor:
-    """Hands out one request after the other, keeps what comes back, and stops when the answer is clear or the time is up.
+class Runner:
+    """Hands out one request after the other, keeps what comes back, and stops when the answer is clear or the
+    time is up.
 
     Called from the subject's own thread between two segments, never while one runs.
     """
@@ -39,7 +40,7 @@ class Conductor:
     arms: tuple[Arm, ...]
     seed: int
     time_s: float
-    watch: Watch
+    rule: StoppingRule
     reporter: Reporter
     min_segment_s: float = MIN_SEGMENT_S
     clock: Callable[[], float] = time.monotonic
@@ -59,7 +60,9 @@ class Conductor:
     def requests(self) -> Iterator[SegmentRequest]:
         """The pilot (some cycles of `off`, which size the rest), then rounds until it is enough."""
         off = self.arms[0]
-        yield SegmentRequest(off, round=-1, order=0, steps=PILOT_CYCLES * self.subject.cycle, washout=self.subject.washout)
+        yield SegmentRequest(
+            off, round=-1, order=0, steps=PILOT_CYCLES * self.subject.cycle, washout=self.subject.washout
+        )
         pilot = self.pilot
         assert pilot is not None
         started = self.clock()
@@ -94,9 +97,9 @@ class Conductor:
                 return
 
     def _enough(self, sizing: Sizing, elapsed: float) -> str:
-        self.watch.add([item.segment for item in self.taken[-sizing.segments_per_round :]])
+        self.rule.add([item.segment for item in self.taken[-sizing.segments_per_round :]])
         another = elapsed / self.rounds_done
-        decision = self.watch.decide(out_of_time=elapsed + another > self.time_s)
+        decision = self.rule.decide(out_of_time=elapsed + another > self.time_s)
         return decision.why if decision.stop else ""
 
     def _show(self, sizing: Sizing, number: int, place: int, arm: Arm, elapsed: float) -> None:
@@ -104,17 +107,20 @@ class Conductor:
         # The time is the limit, unless the least number of rounds takes longer, at the pace so far.
         needed = elapsed / done - elapsed if done > 0.02 else sizing.min_time_s
         left = max(self.time_s - elapsed, needed if done < 1.0 else 0.0, 0.0)
-        self.reporter.advance(f"measuring: round {number + 1}, {arm.name}", elapsed / max(elapsed + left, 1e-9), left)
+        self.reporter.advance(
+            f"measuring: round {number + 1}, {arm.name}", elapsed / max(elapsed + left, 1e-9), left
+        )
 
 
 def typical_step(segment: Segment, cycle: int) -> float:
-    """Seconds of a step: the median over the passes of the cycle, so that one stall does not size a whole run."""
+    """Seconds of a step: the median over the passes of the cycle, so that one stall does not size a whole
+    run."""
     steps = segment.step_seconds
     return median(sum(steps[first : first + cycle]) / cycle for first in range(0, len(steps), cycle))
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """A measurement and what belongs beside it in the report."""
 
     measurement: Measurement
@@ -133,49 +139,53 @@ def measure(
     *,
     seed: int,
     time_s: float,
-    watch: Watch,
+    rule: StoppingRule,
     reporter: Reporter,
     min_segment_s: float = MIN_SEGMENT_S,
     end_s: float | None = None,
     ready: Callable[[], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Run:
-    """Open the subject, run the plan, close it. A subject that raises leaves its fault in the measurement, not an exception.
+) -> MeasuredRun:
+    """Open the subject, run the plan, close it. A subject that raises leaves its fault in the measurement,
+    not an exception.
 
     Nor does Ctrl-C while it runs: what was measured so far is kept, as an incomplete set.
 
     Args:
         time_s: for measuring.
-        end_s: time on `clock` at which all should be over: what building took beyond its share, measuring gives up.
+        end_s: time on `clock` at which all should be over: what building took beyond its share, measuring
+            gives up.
         ready: called between building and measuring; waits for whatever must not run beside a measurement.
 
     Raises:
         UserError: bad input, found while the subject is built.
     """
     started = clock()
-    conductor = Conductor(subject, arms, seed, time_s, watch, reporter, min_segment_s, clock)
+    runner = Runner(subject, arms, seed, time_s, rule, reporter, min_segment_s, clock)
     result = SubjectResult()
     faults: list[str] = []
     try:
         subject.open()
-        reporter.say(f"{subject.name}: built in {human_time(clock() - started)}; warming up {subject.warmup} steps")
+        reporter.say(
+            f"{subject.name}: built in {human_time(clock() - started)}; warming up {subject.warmup} steps"
+        )
         if ready is not None:
             ready()
         if end_s is not None:
-            conductor.time_s = min(time_s, max(LEAST_S, end_s - clock()))
+            runner.time_s = min(time_s, max(LEAST_S, end_s - clock()))
         standing = run_sentinel(subject.devices)
         before = state.read_state()
         try:
-            result = subject.run(conductor.requests(), conductor.on_segment)
+            result = subject.run(runner.requests(), runner.on_segment)
         except (Exception, KeyboardInterrupt) as error:
-            faults.append(_fault(error, conductor))
-        after = state.with_seen(state.read_state(), conductor.gpus.seen)
+            faults.append(_fault(error, runner))
+        after = state.with_seen(state.read_state(), runner.gpus.seen)
         sentinel = Sentinel(standing, run_sentinel(subject.devices))
     finally:
         subject.close()
-    if not conductor.taken and not faults:
+    if not runner.taken and not faults:
         faults.append("no segment was taken")
-    check = check_losses(conductor.taken, result.losses, subject.cycle)
+    check = check_losses(runner.taken, result.losses, subject.cycle)
     measurement = Measurement(
         subject=subject.name,
         cycle=subject.cycle,
@@ -188,13 +198,15 @@ def measure(
         losses=check.losses,
         washout_steps=subject.washout,
         warmup_steps=subject.warmup,
-        rounds=conductor.rounds_done,
-        stopped=conductor.stopped or "crash",
+        rounds=runner.rounds_done,
+        stopped=runner.stopped or "crash",
         seed=seed,
         pipeline_efficiency=efficiency(check.segments, result.stage_tokens_per_second),
         faults=(*faults, *result.faults),
     )
-    return Run(measurement, result, conductor.sizing, clock() - started, check.difference, check.missing, sentinel)
+    return MeasuredRun(
+        measurement, result, runner.sizing, clock() - started, check.difference, check.missing, sentinel
+    )
 
 
 def efficiency(segments: Sequence[Segment], stage_tokens_per_second: float | None) -> float | None:
@@ -203,11 +215,11 @@ def efficiency(segments: Sequence[Segment], stage_tokens_per_second: float | Non
     return found[0] / stage_tokens_per_second if found and stage_tokens_per_second else None
 
 
-def _fault(error: BaseException, conductor: Conductor) -> str:
-    count = len(conductor.taken)
+def _fault(error: BaseException, runner: Runner) -> str:
+    count = len(runner.taken)
     place = f"after {count} segments" if count else "before the first segment"
     if isinstance(error, KeyboardInterrupt):
-        conductor.stopped = INTERRUPTED
+        runner.stopped = INTERRUPTED
         return f"{INTERRUPTED} {place}"
     traceback.print_exception(error, file=sys.stderr)
-    return f"{conductor.subject.name} crashed {place}: {type(error).__name__}: {error}"
+    return f"{runner.subject.name} crashed {place}: {type(error).__name__}: {error}"

@@ -1,13 +1,13 @@
 """One training step of our drafter beside those of SpecForge and speculators, in turns.
 
     pip install --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors    (nox -s peers does)
-    python -m bench.peers.speed [--dtype fp32|bf16 ...] [--rounds N] [--context N --anchors N --vocab N ...] [--json FILE]
+    python -m bench.peers.speed [--dtype fp32|bf16 ...] [--rounds N] [--context N --anchors N --vocab N ...]
+                                [--json FILE]
 
-Same shapes, precision, anchors per sequence and block size; random weights. A step is forward, loss, backward, clip and
-optimizer; each side draws its anchors in it. The three take turns inside every round, so that a drifting machine slows them
-alike; what is reported is the ratio inside rounds, never a lone time. speculators recomputes the target's logits for its
-labels, as it does in training.
-"""
+Same shapes, precision, anchors per sequence and block size; random weights. A step is forward, loss,
+backward, clip and optimizer; each side draws its anchors in it. The three take turns inside every round, so
+that a drifting machine slows them alike; what is reported is the ratio inside rounds, never a lone time.
+speculators recomputes the target's logits for its labels, as it does in training."""
 
 from __future__ import annotations
 
@@ -154,7 +154,10 @@ def specforge_step(shape: Shape) -> tuple[Step, int]:
 
     dtype, config = shape.torch_dtype, _qwen3_config(shape)
     config.num_target_layers, config.block_size = 12, shape.block
-    config.dflash_config = {"mask_token_id": shape.vocab - 1, "target_layer_ids": list(range(1, 1 + shape.taps))}
+    config.dflash_config = {
+        "mask_token_id": shape.vocab - 1,
+        "target_layer_ids": list(range(1, 1 + shape.taps)),
+    }
     head = torch.nn.Linear(shape.hidden, shape.vocab, bias=False).to(dtype).requires_grad_(False)
     embedding = torch.nn.Embedding(shape.vocab, shape.hidden).to(dtype).requires_grad_(False)
     drafter = DFlashDraftModel(config).to(dtype)
@@ -260,14 +263,25 @@ def table(results: Sequence[Compared]) -> str:
             middle = statistics.median(seconds)
             speed = f"{ratio:.2f} ({low:.2f} to {high:.2f})" if name == "ours" else ""
             millions = f"{result.parameters[name] / 1e6:.2f}"
-            rows.append((result.shape.dtype, name, f"{middle * 1e3:.1f}", f"{tokens / middle:.0f}", millions, speed))
-    headers = ("precision", "trainer", "ms/step", "context tok/s", "M trained", "faster peer's time / ours (quartiles)")
+            rows.append(
+                (result.shape.dtype, name, f"{middle * 1e3:.1f}", f"{tokens / middle:.0f}", millions, speed)
+            )
+    headers = (
+        "precision",
+        "trainer",
+        "ms/step",
+        "context tok/s",
+        "M trained",
+        "faster peer's time / ours (quartiles)",
+    )
     return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.speed", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers.speed", description=__doc__.partition("\n")[0]
+    )
     for field in fields(Shape):
         if field.name != "dtype":
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
@@ -275,7 +289,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", metavar="FILE", help="write shapes and seconds")
     options = vars(parser.parse_args(argv))
-    rounds, json_path, dtypes = options.pop("rounds"), options.pop("json"), options.pop("dtype") or list(DTYPES)
+    rounds, json_path, dtypes = (
+        options.pop("rounds"),
+        options.pop("json"),
+        options.pop("dtype") or list(DTYPES),
+    )
     warnings.filterwarnings("ignore")
     results = []
     for dtype in dtypes:
@@ -288,7 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table(results))
     if json_path:
         tree = [{"shape": asdict(r.shape), "parameters": r.parameters, "seconds": r.seconds} for r in results]
-        Path(json_path).write_text(json.dumps({"schema": "dflash-peers/1", "results": tree}, indent=1), encoding="utf-8")
+        Path(json_path).write_text(
+            json.dumps({"schema": "dflash-peers/1", "results": tree}, indent=1), encoding="utf-8"
+        )
     return 0
 
 

@@ -3,10 +3,10 @@
     pip install --no-deps specforge==0.2.0 speculators==0.9.0 hs-connectors    (nox -s peers does)
     python -m bench.peers.syncs [--json FILE]
 
-Each step is taken twice: the drafter's alone (forward, backward, clip, optimizer), and as that project's own trainer takes it,
-with its reporting at the default settings. Small random weights on the CPU, where the strict rules of `docs/syncs.md` say what
-would wait on a GPU. Batches lie where the peer finds them at best: pinned for speculators, on the device already for SpecForge.
-"""
+Each step is taken twice: the drafter's alone (forward, backward, clip, optimizer), and as that project's own
+trainer takes it, with its reporting at the default settings. Small random weights on the CPU, where the
+strict rules of `docs/syncs.md` say what would wait on a GPU. Batches lie where the peer finds them at best:
+pinned for speculators, on the device already for SpecForge."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def count(step: PeerStep) -> Counted:
         step.run(WARMUP + STEPS)
     if syncs.steps != STEPS:
         raise RuntimeError(f"{step.name}: {syncs.finished} optimizer steps instead of {WARMUP + STEPS}")
-    return Counted(step.name, step.what, syncs.steps, {key: n for key, n in syncs.counts.items() if key[1] not in WORK})
+    return Counted(
+        step.name, step.what, syncs.steps, {key: n for key, n in syncs.counts.items() if key[1] not in WORK}
+    )
 
 
 def qwen3_config() -> Any:
@@ -113,7 +115,7 @@ def _tensors() -> SimpleNamespace:
     )
 
 
-# -- SpecForge ------------------------------------------------------------------------------------------------------------
+# -- SpecForge -----------------------------------------------------------------------------------------------
 
 
 def specforge() -> Iterator[PeerStep]:
@@ -133,9 +135,18 @@ def specforge() -> Iterator[PeerStep]:
     embedding = torch.nn.Embedding(VOCAB, HIDDEN).requires_grad_(False)
     drafter = DFlashDraftModel(config)
     model = OnlineDFlashModel(
-        drafter, head, embedding, VOCAB - 1, BLOCK, attention_backend="sdpa", num_anchors=8, loss_decay_gamma=4.0
+        drafter,
+        head,
+        embedding,
+        VOCAB - 1,
+        BLOCK,
+        attention_backend="sdpa",
+        num_anchors=8,
+        loss_decay_gamma=4.0,
     )
-    backend = FSDPTrainingBackend(ParallelConfig(), optimizer_factory=lambda target: BF16Optimizer(target, lr=1e-4))
+    backend = FSDPTrainingBackend(
+        ParallelConfig(), optimizer_factory=lambda target: BF16Optimizer(target, lr=1e-4)
+    )
     backend.prepare_model(model, wrap=False, optimizer_target=drafter)
     core = TrainerCore(DFlashTrainStrategy(model), backend)
     found = _tensors()
@@ -151,7 +162,7 @@ def specforge() -> Iterator[PeerStep]:
     yield PeerStep(name, "TrainerCore.train_step", run)
 
 
-# -- speculators ------------------------------------------------------------------------------------------------------------
+# -- speculators ---------------------------------------------------------------------------------------------
 
 
 class _Loader:
@@ -204,7 +215,9 @@ def speculators() -> Iterator[PeerStep]:
     options = {"loss_config": resolve_loss_config("ce", "eager"), "gamma": 4.0, "max_anchors": 16}
     name = f"speculators {importlib.metadata.version('speculators')}"
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    yield PeerStep(name, "drafter alone", lambda steps: alone(trained, lambda: model(**batch, **options)[1], steps))
+    yield PeerStep(
+        name, "drafter alone", lambda steps: alone(trained, lambda: model(**batch, **options)[1], steps)
+    )
     for log_freq, words in ((1, "log_freq=1 (default)"), (1000, "no report due")):
         yield PeerStep(
             name,
@@ -219,12 +232,26 @@ def _epoch(model: Any, batch: dict[str, Any], options: dict[str, Any], log_freq:
     logging.getLogger("speculators").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         config = TrainerConfig(
-            lr=1e-4, num_epochs=1, save_path=folder, train_call_kwargs=options, log_freq=log_freq, scheduler_total_steps=steps
+            lr=1e-4,
+            num_epochs=1,
+            save_path=folder,
+            train_call_kwargs=options,
+            log_freq=log_freq,
+            scheduler_total_steps=steps,
         )
         # Its constructor asks for an accelerator and for ranks; the loop itself is what is counted.
         trainer = Trainer.__new__(Trainer)
-        trainer.model, trainer.config, trainer.train_loader = model, config, _Loader(_with_records(batch), steps)
-        trainer.local_rank, trainer.rank, trainer.is_distributed, trainer.device_type = DEVICE, 1, False, "cpu"
+        trainer.model, trainer.config, trainer.train_loader = (
+            model,
+            config,
+            _Loader(_with_records(batch), steps),
+        )
+        trainer.local_rank, trainer.rank, trainer.is_distributed, trainer.device_type = (
+            DEVICE,
+            1,
+            False,
+            "cpu",
+        )
         trainer.resume_from_checkpoint, trainer.current_epoch = False, 0
         trainer.global_step = 1 if log_freq > 1 else 0  # step 0 is always reported
         trainer._resume_local_step = 0
@@ -236,7 +263,7 @@ def _with_records(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "error_records": 0.0}
 
 
-# -- ours -------------------------------------------------------------------------------------------------------------------
+# -- ours ----------------------------------------------------------------------------------------------------
 
 
 def ours() -> list[Counted]:
@@ -260,7 +287,9 @@ def ours() -> list[Counted]:
 def summary(rows: Sequence[Counted]) -> str:
     """Syncs per step of each."""
     body = [(row.name, row.what, f"{row.per_step:g}") for row in rows]
-    return tabulate(body, headers=("trainer", "step", "host syncs per step"), tablefmt="github", disable_numparse=True)
+    return tabulate(
+        body, headers=("trainer", "step", "host syncs per step"), tablefmt="github", disable_numparse=True
+    )
 
 
 def places(rows: Sequence[Counted]) -> str:
@@ -276,7 +305,9 @@ def places(rows: Sequence[Counted]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print both tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.syncs", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers.syncs", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--json", metavar="FILE", help="write the counts")
     options = parser.parse_args(argv)
     torch.manual_seed(0)
@@ -285,7 +316,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             rows.extend(count(step) for step in peer())
         except ImportError as error:
-            print(f"error: {peer.__name__} is not installed: {error} (nox -s peers installs it)", file=sys.stderr)
+            print(
+                f"error: {peer.__name__} is not installed: {error} (nox -s peers installs it)",
+                file=sys.stderr,
+            )
             return 2
     print(summary(rows), places(rows), sep="\n\n")
     if options.json:
@@ -294,11 +328,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "trainer": row.name,
                 "step": row.what,
                 "per_step": row.per_step,
-                "counts": [{"kind": kind, "where": str(place), "count": n} for (_, kind, place), n in sorted(row.counts.items())],
+                "counts": [
+                    {"kind": kind, "where": str(place), "count": n}
+                    for (_, kind, place), n in sorted(row.counts.items())
+                ],
             }
             for row in rows
         ]
-        Path(options.json).write_text(json.dumps({"schema": "dflash-peers-syncs/1", "rows": tree}, indent=1), encoding="utf-8")
+        Path(options.json).write_text(
+            json.dumps({"schema": "dflash-peers-syncs/1", "rows": tree}, indent=1), encoding="utf-8"
+        )
     return 0
 
 

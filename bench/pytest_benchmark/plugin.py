@@ -1,8 +1,9 @@
-"""pytest-benchmark, stricter: `pytest bench/ --benchmark-compare` works as its users expect, and nothing passes in silence.
+"""pytest-benchmark, stricter: `pytest bench/ --benchmark-compare` works as its users expect, and nothing
+passes in silence.
 
-The harness measures once (or `--bench-receipt` brings what it measured before); each test replays one arm. A baseline of
-another machine, a missing one, or one that nothing would be compared with stops the session before any test.
-"""
+The harness measures once (or `--bench-receipt` brings what it measured before); each test replays one arm. A
+baseline of another machine, a missing one, or one that nothing would be compared with stops the session
+before any test."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ STORAGE = "file://./.benchmarks"
 
 
 @dataclass(slots=True)
-class Face:
+class BenchSession:
     """Everything this conftest knows about the session, under one stash key.
 
     Attributes:
@@ -60,38 +61,60 @@ class Face:
         return ConfigRef(self.config.name, self.config.digest())
 
 
-FACE = pytest.StashKey[Face]()
+BENCH = pytest.StashKey[BenchSession]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("bench", "throughput of the trainer")
-    group.addoption("--bench-config", default="configs/cpu-tiny.toml", metavar="FILE", help="TOML of what is trained")
-    group.addoption("--bench-set", action="append", default=[], metavar="KEY=VALUE", help="lay a setting over the config")
-    group.addoption("--bench-subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed")
-    group.addoption("--bench-minutes", type=float, default=None, metavar="M", help="time for measuring (default 0.75)")
+    group.addoption(
+        "--bench-config", default="configs/cpu-tiny.toml", metavar="FILE", help="TOML of what is trained"
+    )
+    group.addoption(
+        "--bench-set", action="append", default=[], metavar="KEY=VALUE", help="lay a setting over the config"
+    )
+    group.addoption(
+        "--bench-subject", default="trainer", metavar="NAME", help="trainer, or spin: light, of known speed"
+    )
+    group.addoption(
+        "--bench-minutes", type=float, default=None, metavar="M", help="time for measuring (default 0.75)"
+    )
     group.addoption("--bench-seed", type=int, default=0, metavar="N", help="order of the arms")
-    group.addoption("--bench-receipt", default=None, metavar="FILE", help="judge this receipt instead of measuring")
-    group.addoption("--bench-baselines", default=None, metavar="DIR", help="folder of the stored baselines (default baselines/)")
-    group.addoption("--bench-strict", action="store_true", help="not resolved is a failure, not an expected one")
-    group.addoption("--allow-machine-mismatch", action="store_true", help="show another machine's figures beside these, unjudged")
+    group.addoption(
+        "--bench-receipt", default=None, metavar="FILE", help="judge this receipt instead of measuring"
+    )
+    group.addoption(
+        "--bench-baselines",
+        default=None,
+        metavar="DIR",
+        help="folder of the stored baselines (default baselines/)",
+    )
+    group.addoption(
+        "--bench-strict", action="store_true", help="not resolved is a failure, not an expected one"
+    )
+    group.addoption(
+        "--allow-machine-mismatch",
+        action="store_true",
+        help="show another machine's figures beside these, unjudged",
+    )
     group.addoption("--allow-incomplete", action="store_true", help="let tests of the baseline go unmeasured")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Before the plugin's own: find the baseline, take over the judging, refuse what would be judged by nobody."""
+    """Before the plugin's own: find the baseline, take over the judging, refuse what would be judged by
+    nobody."""
     if not hasattr(config.option, "bench_config"):
         raise pytest.UsageError("the benchmarks need bench/ named on the command line: pytest bench/")
     try:
-        config.stash[FACE] = _prepare(config)
+        config.stash[BENCH] = _prepare(config)
     except UserError as error:
         raise pytest.UsageError(str(error)) from None
 
 
-def _prepare(config: pytest.Config) -> Face:
+def _prepare(config: pytest.Config) -> BenchSession:
     option = config.option
     settings = load_config(option.bench_config, option.bench_set)
-    known = Face(settings, identity.identify(), ())
+    known = BenchSession(settings, identity.identify(), ())
     if option.bench_receipt:
         known.given = Receipt.read(option.bench_receipt)
         reasons = recording.stale(known.given, known.machine, known.config_ref, commit.read_commit())
@@ -100,14 +123,23 @@ def _prepare(config: pytest.Config) -> Face:
     known.collectors = _collectors(option.bench_subject, settings, known.given)
     known.incomplete_allowed = option.allow_incomplete
     if os.environ.get(REQUIRE_CUDA) == "1" and not known.needs_cuda:
-        raise UserError(f"{REQUIRE_CUDA}=1, but {option.bench_config} trains on the CPU: name a GPU config with --bench-config")
+        raise UserError(
+            f"{REQUIRE_CUDA}=1, but {option.bench_config} trains on the CPU: name a GPU config with "
+            "--bench-config"
+        )
     known.comparing = bool(option.benchmark_compare)
     known.checks = replay.checks_of(config.invocation_params.args, option.benchmark_compare_fail or [])
     if known.checks and not known.comparing:
         raise UserError("--benchmark-compare-fail needs --benchmark-compare")
-    if known.comparing and (option.benchmark_disable or option.benchmark_skip or option.collectonly or _xdist(config)):
-        raise UserError("--benchmark-compare would compare nothing: benchmarks are disabled, skipped, or spread over processes")
-    # The plugin would raise from the terminal's summary, where no test fails and JUnit sees nothing. The tests judge instead.
+    if known.comparing and (
+        option.benchmark_disable or option.benchmark_skip or option.collectonly or _xdist(config)
+    ):
+        raise UserError(
+            "--benchmark-compare would compare nothing: benchmarks are disabled, skipped, or spread over "
+            "processes"
+        )
+    # The plugin would raise from the terminal's summary, where no test fails and JUnit sees nothing. The
+    # tests judge instead.
     option.benchmark_compare_fail = []
     if option.benchmark_storage == STORAGE:
         option.benchmark_storage = f"{STORAGE}/{known.machine.key}"
@@ -137,8 +169,9 @@ def _node(config: pytest.Config) -> str:
     return f"{Path(os.path.relpath(HERE / 'test_throughput.py', config.rootpath)).as_posix()}::test_tokens"
 
 
-def _find_baseline(config: pytest.Config, known: Face) -> None:
-    """Bare --benchmark-compare: baselines/<machine>/<config>.json, or a usage error with the command that records it."""
+def _find_baseline(config: pytest.Config, known: BenchSession) -> None:
+    """Bare --benchmark-compare: baselines/<machine>/<config>.json, or a usage error with the command that
+    records it."""
     root = Path(config.option.bench_baselines) if config.option.bench_baselines else store.ROOT
     found = store.match(store.read_all(root), known.machine, known.config_ref)
     if found.status is not store.Status.MATCH or found.baseline is None:
@@ -147,7 +180,7 @@ def _find_baseline(config: pytest.Config, known: Face) -> None:
     _compare_with(config, known, found.baseline)
 
 
-def _compare_with(config: pytest.Config, known: Face, baseline: store.Baseline) -> None:
+def _compare_with(config: pytest.Config, known: BenchSession, baseline: store.Baseline) -> None:
     """Lay the stored figure where the plugin can read it."""
     tree = replay.from_baseline(baseline, known.machine, _node(config), known.config_ref.hash)
     folder = Path(config.option.benchmark_storage.removeprefix("file://"))
@@ -157,15 +190,19 @@ def _compare_with(config: pytest.Config, known: Face, baseline: store.Baseline) 
     config.option.benchmark_compare = str(path)
     if not known.checks:
         known.notes.append(
-            "judged by the limit of the stored sessions; --benchmark-compare-fail=mean:5% adds a check of your own"
+            "judged by the limit of the stored sessions; --benchmark-compare-fail=mean:5% adds a check of "
+            "your own"
         )
 
 
-def _check_given(config: pytest.Config, known: Face) -> None:
+def _check_given(config: pytest.Config, known: BenchSession) -> None:
     """--benchmark-compare=X: a path, a number or a glob of the plugin's, or one of our own baselines."""
     given = Path(str(config.option.benchmark_compare))
     if given.is_dir():
-        raise UserError(f"--benchmark-compare took {str(given)!r} as its value; put it last (pytest bench/ --benchmark-compare)")
+        raise UserError(
+            f"--benchmark-compare took {str(given)!r} as its value; put it last (pytest bench/ "
+            "--benchmark-compare)"
+        )
     if given.is_file() and f'"{store.SCHEMA}"' in given.read_text(encoding="utf-8", errors="replace"):
         baseline = store.read(given)
         found = store.match({given: baseline}, known.machine, known.config_ref)
@@ -175,7 +212,8 @@ def _check_given(config: pytest.Config, known: Face) -> None:
         _compare_with(config, known, baseline)
         return
     if not given.is_file() and len(given.parts) == 1:
-        # The plugin looks in the folder of this Python version only; another minor version is the same machine.
+        # The plugin looks in the folder of this Python version only; another minor version is the same
+        # machine.
         config.option.benchmark_compare = f"*/{given}"
     if not known.checks:
         known.notes.append("shown, not judged: add --benchmark-compare-fail=mean:5% to fail on a slowdown")
@@ -183,7 +221,7 @@ def _check_given(config: pytest.Config, known: Face) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The plugin only warns when it found nothing to compare with."""
-    known = session.config.stash[FACE]
+    known = session.config.stash[BENCH]
     if known.comparing and not _compared(session.config):
         raise pytest.UsageError(
             f"--benchmark-compare={session.config.option.benchmark_compare}: no such run; "
@@ -210,12 +248,13 @@ def unmeasured(config: pytest.Config) -> list[str]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """A renamed or deselected test would go unjudged."""
-    known = session.config.stash[FACE]
+    known = session.config.stash[BENCH]
     collected = {item.nodeid for item in session.items}
     missing = sorted(_expected(session.config) - collected)
     if missing and not known.incomplete_allowed:
         raise pytest.UsageError(
-            f"incomplete: {', '.join(missing)} of the baseline would not be measured (deselected or renamed); "
+            f"incomplete: {', '.join(missing)} of the baseline would not be measured (deselected or "
+            "renamed); "
             "--allow-incomplete lets that pass"
         )
 
@@ -231,7 +270,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Every benchmark that passed is held against the compared files by the user's own expressions."""
     result = yield
     benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
-    known = item.config.stash[FACE]
+    known = item.config.stash[BENCH]
     if benchmark is None or benchmark.stats is None or not known.checks:
         return result
     for path, entries in _compared(item.config).items():
@@ -262,8 +301,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The same as test_complete, for when that is not run: a session that left a baseline's test unmeasured is not green."""
-    known = session.config.stash[FACE]
+    """The same as test_complete, for when that is not run: a session that left a baseline's test unmeasured
+    is not green."""
+    known = session.config.stash[BENCH]
     missing = unmeasured(session.config)
     if missing and not known.incomplete_allowed and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -272,10 +312,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Notes above the table; in the summary because -q leaves out the header."""
-    known = config.stash[FACE]
-    lines = [f"{known.config.name} on {known.machine.key}; in test_tokens OPS is tokens per second, times are seconds per token"]
+    known = config.stash[BENCH]
+    lines = [
+        f"{known.config.name} on {known.machine.key}; in test_tokens OPS is tokens per second, times are "
+        "seconds per token"
+    ]
     if known.baseline is not None:
-        lines.append(f"baseline {known.baseline_path}: {known.baseline.value:,.0f} tokens/s, {known.baseline.origin}")
+        lines.append(
+            f"baseline {known.baseline_path}: {known.baseline.value:,.0f} tokens/s, {known.baseline.origin}"
+        )
     terminalreporter.ensure_newline()
     for line in (*lines, *known.notes):
         terminalreporter.write_line(f"bench: {line}", yellow=line in known.notes)
@@ -283,14 +328,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
     """Short and stable: the default holds the live clock and never compares equal."""
-    return replay.machine_info(config.stash[FACE].machine)
+    return replay.machine_info(config.stash[BENCH].machine)
 
 
 def pytest_benchmark_compare_machine_info(
     config: pytest.Config, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
 ) -> None:
     """Another machine's figures, or another config's, stop the session before any test."""
-    known = config.stash[FACE]
+    known = config.stash[BENCH]
     why = replay.refusal(compared_benchmark, known.machine, known.config_ref.name, known.config_ref.hash)
     if why and not config.option.allow_machine_mismatch:
         raise pytest.UsageError(f"--benchmark-compare: {why}; --allow-machine-mismatch shows it unjudged")
@@ -309,7 +354,7 @@ def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    known = config.stash[FACE]
+    known = config.stash[BENCH]
     output_json[replay.BLOCK] = replay.block(
         known.machine, known.config_ref.name, known.config_ref.hash, known.receipt, "measured"
     )
@@ -325,15 +370,17 @@ def pytest_benchmark_group_stats(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "collector" in metafunc.fixturenames:
-        known = metafunc.config.stash[FACE]
+        known = metafunc.config.stash[BENCH]
         marks = [pytest.mark.gpu] if known.needs_cuda else []
-        metafunc.parametrize("collector", [pytest.param(name, marks=marks) for name in (OFF, *known.collectors)])
+        metafunc.parametrize(
+            "collector", [pytest.param(name, marks=marks) for name in (OFF, *known.collectors)]
+        )
 
 
 @pytest.fixture(scope="session")
-def known(request: pytest.FixtureRequest) -> Face:
+def known(request: pytest.FixtureRequest) -> BenchSession:
     """What the session knows."""
-    return request.config.stash[FACE]
+    return request.config.stash[BENCH]
 
 
 @pytest.fixture
@@ -343,7 +390,9 @@ def missing(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def receipt(known: Face, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Receipt:
+def receipt(
+    known: BenchSession, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Receipt:
     """The one measurement of the session, or the receipt that was given."""
     if known.given is None and known.needs_cuda:
         import torch
@@ -354,14 +403,18 @@ def receipt(known: Face, request: pytest.FixtureRequest, tmp_path_factory: pytes
     return known.receipt
 
 
-def _measure(known: Face, config: pytest.Config, folder: Path) -> Receipt:
+def _measure(known: BenchSession, config: pytest.Config, folder: Path) -> Receipt:
     from bench.commands import overhead
     from bench.measure.runner import INTERRUPTED
     from bench.progress import Reporter
 
     option = config.option
     options = overhead.Options(
-        config=known.config, quick=True, minutes=option.bench_minutes, seed=option.bench_seed, out=str(folder / "out")
+        config=known.config,
+        quick=True,
+        minutes=option.bench_minutes,
+        seed=option.bench_seed,
+        out=str(folder / "out"),
     )
     subject, counter = overhead.make_subject(option.bench_subject, known.config)
     capture: Any = config.pluginmanager.get_plugin("capturemanager")

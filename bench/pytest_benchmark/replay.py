@@ -1,8 +1,8 @@
 """pytest-benchmark's face of a receipt: pure functions. The hooks that call them are in `conftest.py`.
 
-Segments are measured by the harness and *replayed*: a clock that stands still except when told to move on shows each test
-seconds per token, so `ops` is tokens per second in the table, in the JSON and in whatever reads them.
-"""
+Segments are measured by the harness and *replayed*: a clock that stands still except when told to move on
+shows each test seconds per token, so `ops` is tokens per second in the table, in the JSON and in whatever
+reads them."""
 
 from __future__ import annotations
 
@@ -72,9 +72,15 @@ def extra_info(receipt: Receipt, collector: str) -> dict[str, Any]:
     }
     cost = cost_of(receipt, collector)
     if cost is not None:
-        found |= {"verdict": cost.verdict.value, "syncs_added": cost.syncs_added, "accounted_percent": cost.accounted_percent}
+        found |= {
+            "verdict": cost.verdict.value,
+            "syncs_added": cost.syncs_added,
+            "accounted_percent": cost.accounted_percent,
+        }
         if cost.isolated is not None:
-            found |= {f"slowdown_{name}": getattr(cost.isolated, name) for name in ("percent", "low", "high", "mde")}
+            found |= {
+                f"slowdown_{name}": getattr(cost.isolated, name) for name in ("percent", "low", "high", "mde")
+            }
     return found
 
 
@@ -88,7 +94,9 @@ def machine_info(machine: Machine) -> dict[str, Any]:
     }
 
 
-def block(machine: Machine, config_name: str, config_hash: str, receipt: Receipt | None, origin: str) -> dict[str, Any]:
+def block(
+    machine: Machine, config_name: str, config_hash: str, receipt: Receipt | None, origin: str
+) -> dict[str, Any]:
     """Our own part of the JSON. `origin`: measured, or stated for a baseline that was not."""
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -97,18 +105,27 @@ def block(machine: Machine, config_name: str, config_hash: str, receipt: Receipt
         "origin": origin,
     }
     if receipt is not None:
-        found |= {"verdict": receipt.verdict.value, "exit_code": int(receipt.exit_code), "reasons": list(receipt.reasons)}
-        found["aa"] = None if receipt.aa is None else {"percent": receipt.aa.percent, "p_two_sided": receipt.aa.p_two_sided}
+        found |= {
+            "verdict": receipt.verdict.value,
+            "exit_code": int(receipt.exit_code),
+            "reasons": list(receipt.reasons),
+        }
+        found["aa"] = (
+            None
+            if receipt.aa is None
+            else {"percent": receipt.aa.percent, "p_two_sided": receipt.aa.p_two_sided}
+        )
     return found
 
 
 def from_baseline(baseline: Baseline, machine: Machine, node: str, config_hash: str) -> dict[str, Any]:
     """A stored figure in pytest-benchmark's format, so that its table and its checks have something to read.
 
-    `node`: node id of the test function. A stated figure has `off` alone; a measured one has every arm it measured.
-    Mean, median, min and max are all the stored value; spreads are 0 and mean nothing.
-    """
-    collectors = {OFF: OFF, ALL: ALL} | {arm: arm.removeprefix(ONLY) for arm in baseline.arms if arm.startswith(ONLY)}
+    `node`: node id of the test function. A stated figure has `off` alone; a measured one has every arm it
+    measured. Mean, median, min and max are all the stored value; spreads are 0 and mean nothing."""
+    collectors = {OFF: OFF, ALL: ALL} | {
+        arm: arm.removeprefix(ONLY) for arm in baseline.arms if arm.startswith(ONLY)
+    }
     entries = []
     for arm, value in baseline.arms.items():
         if arm not in collectors:
@@ -138,7 +155,9 @@ def from_baseline(baseline: Baseline, machine: Machine, node: str, config_hash: 
         "commit_info": {"id": baseline.commit},
         "benchmarks": entries,
         "datetime": baseline.date,
-        BLOCK: block(machine, baseline.config.name, baseline.config.hash or config_hash, None, baseline.origin)
+        BLOCK: block(
+            machine, baseline.config.name, baseline.config.hash or config_hash, None, baseline.origin
+        )
         | {"versions": dict(baseline.versions)},
     }
 
@@ -153,7 +172,10 @@ def refusal(compared: Mapping[str, Any], machine: Machine, config_name: str, con
         return f"it belongs to another machine ({key}; this is {machine.key})"
     config = ours.get("config", {})
     if (config.get("name"), config.get("hash")) != (config_name, config_hash):
-        return f"it was recorded with config {config.get('name')} {config.get('hash')}, not {config_name} {config_hash}"
+        return (
+            f"it was recorded with config {config.get('name')} {config.get('hash')}, not {config_name} "
+            f"{config_hash}"
+        )
     return ""
 
 
@@ -177,7 +199,8 @@ def _collector(row: Mapping[str, Any]) -> str | None:
 
 
 def checks_of(arguments: Sequence[str], parsed: Sequence[Any]) -> list[Any]:
-    """All `--benchmark-compare-fail` expressions. argparse keeps only the last one when the option is repeated."""
+    """All `--benchmark-compare-fail` expressions. argparse keeps only the last one when the option is
+    repeated."""
     from argparse import ArgumentTypeError
 
     from pytest_benchmark.utils import parse_compare_fail
@@ -194,18 +217,31 @@ def checks_of(arguments: Sequence[str], parsed: Sequence[Any]) -> list[Any]:
     return list(found.values())
 
 
-def failed_checks(checks: Sequence[Any], now: Mapping[str, float], before: Mapping[str, float], source: str) -> str:
-    """A table of the checks that fail, or an empty string. `now`, `before`: pytest-benchmark's statistics, seconds per token."""
+def failed_checks(
+    checks: Sequence[Any], now: Mapping[str, float], before: Mapping[str, float], source: str
+) -> str:
+    """A table of the checks that fail, or an empty string. `now`, `before`: pytest-benchmark's statistics,
+    seconds per token."""
     rows = []
     for check in checks:
         if check.fails(now, before):
             old, new = before[check.field], now[check.field]
             allowed = (
-                f"{check.threshold:g}%" if hasattr(check, "compute") and "Percentage" in type(check).__name__ else check.threshold
+                f"{check.threshold:g}%"
+                if hasattr(check, "compute") and "Percentage" in type(check).__name__
+                else check.threshold
             )
             change = f"{100 * (new / old - 1):+.2f}%" if old else "from 0"
             rows.append(
-                [check.field, f"{old:.4g}", f"{new:.4g}", change, allowed, f"{1 / old:,.1f}" if old else "", f"{1 / new:,.1f}"]
+                [
+                    check.field,
+                    f"{old:.4g}",
+                    f"{new:.4g}",
+                    change,
+                    allowed,
+                    f"{1 / old:,.1f}" if old else "",
+                    f"{1 / new:,.1f}",
+                ]
             )
     if not rows:
         return ""
@@ -232,7 +268,9 @@ def cost_table(costs: Sequence[Cost]) -> str:
         ]
         for cost in costs
     ]
-    return tabulate(rows, ["collector", "cost", "90% interval", "MDE", "syncs added", "verdict"], disable_numparse=True)
+    return tabulate(
+        rows, ["collector", "cost", "90% interval", "MDE", "syncs added", "verdict"], disable_numparse=True
+    )
 
 
 def regression(comparison: Comparison, baseline: Baseline, path: Path) -> str:
@@ -240,7 +278,12 @@ def regression(comparison: Comparison, baseline: Baseline, path: Path) -> str:
     if comparison.verdict is Verdict.WITHIN:
         return ""
     rows = [
-        [f"{baseline.value:,.1f}", f"{comparison.value:,.1f}", f"{comparison.change_percent:+.2f}%", f"{comparison.limit:,.1f}"]
+        [
+            f"{baseline.value:,.1f}",
+            f"{comparison.value:,.1f}",
+            f"{comparison.change_percent:+.2f}%",
+            f"{comparison.limit:,.1f}",
+        ]
     ]
     table = tabulate(rows, ["baseline tok/s", "now tok/s", "change", "limit"], disable_numparse=True)
     return f"{path}: {comparison.message}\n{table}"

@@ -1,4 +1,5 @@
-"""The receipt that a run leaves, whatever its verdict: what was measured, what was concluded, and why; read back strictly."""
+"""The receipt that a run leaves, whatever its verdict: what was measured, what was concluded, and why; read
+back strictly."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class BaselineView:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a run leaves, as JSON of schema `dflash-bench/receipt/1`. Unknown schema and unknown keys are refused by name."""
+    """What a run leaves, as JSON of schema `dflash-bench/receipt/1`. Unknown schema and unknown keys are
+    refused by name."""
 
     __pydantic_config__ = STRICT
 
@@ -96,7 +98,8 @@ class Receipt:
 
     @staticmethod
     def from_json(text: str, where: str = "receipt") -> Receipt:
-        """Read a receipt. Raises UserError for broken JSON, another schema, unknown or missing keys, each by name."""
+        """Read a receipt. Raises UserError for broken JSON, another schema, unknown or missing keys, each by
+        name."""
         return parse(_ADAPTER, text, SCHEMA, where, Receipt.__slots__)  # type: ignore[attr-defined]
 
     @staticmethod

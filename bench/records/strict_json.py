@@ -18,7 +18,8 @@ def parse(adapter: TypeAdapter[T], text: str, schema: str, where: str, known: It
     """The value in `text`, whose key "schema" must be `schema`. `known`: keys to suggest for a misspelt one.
 
     Raises:
-        UserError: `where:line` and what is wrong: broken JSON, another schema, unknown or missing keys, a bad value.
+        UserError: `where:line` and what is wrong: broken JSON, another schema, unknown or missing keys, a bad
+            value.
     """
     try:
         tree = json.loads(text)

@@ -1,9 +1,9 @@
 """What travels through the harness: arms and segments in, intervals and costs out.
 
-Frozen dataclasses without behaviour beyond small conversions; every other file in `bench/` speaks these words. Percentages
-are slowdowns: the share of the throughput that is lost, positive when slower. `slowdown_percent` and `log_ratio` convert
-between a percentage and theta = ln(seconds per token, arm) - ln(seconds per token, off), exactly in both directions.
-"""
+Frozen dataclasses without behaviour beyond small conversions; every other file in `bench/` speaks these
+words. Percentages are slowdowns: the share of the throughput that is lost, positive when slower.
+`slowdown_percent` and `log_ratio` convert between a percentage and theta = ln(seconds per token, arm) -
+ln(seconds per token, off), exactly in both directions."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Segment:
         seconds: wall time of those steps.
         step_seconds: wall time of each step, `[steps]`; empty when only the whole was timed.
         phase: place in the cycle of the first measured step's batch.
-        losses_digest: digest of the cycle's losses, turned so that phase 0 comes first: equal work gives equal digests
-            wherever a segment begins. Empty: not recorded.
+        losses_digest: digest of the cycle's losses, turned so that phase 0 comes first: equal work gives
+            equal digests wherever a segment begins. Empty: not recorded.
         process: which process measured it, from 0.
         step_tokens: tokens of each step, `[steps]`, when the subject knows them.
     """
@@ -151,7 +151,8 @@ class Machine:
     Attributes:
         key: name of the machine's folder under `baselines/`.
         cpu_model, cpus, gpus: what the key is made of; one (model, UUID hash) pair for each GPU.
-        versions: driver, CUDA, torch, Python, ...: recorded and shown when they differ, never part of the key.
+        versions: driver, CUDA, torch, Python, ...: recorded and shown when they differ, never part of the
+            key.
     """
 
     __pydantic_config__ = STRICT
@@ -164,7 +165,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CountedPlace:
     """A place in the code and what was counted there."""
 
     __pydantic_config__ = STRICT
@@ -196,7 +197,7 @@ class ExactCounts:
     operations: int | None = None
     copies: int | None = None
     allocations: int | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[CountedPlace, ...] = ()
     ways: tuple[str, ...] = ()
     """Ways of counting that were armed."""
     unavailable: tuple[str, ...] = ()
@@ -214,7 +215,8 @@ class Measurement:
         collectors: names judged, in table order.
         segments: in the order they were taken.
         rounds: whole rounds planned to exist in each process (a round without all its arms is incomplete).
-        accounted_percent: per collector and for "all", the instruments' and monitor's own cost as a share of the step.
+        accounted_percent: per collector and for "all", the instruments' and monitor's own cost as a share of
+            the step.
         counts: exact counts per arm name; empty: not counted.
         stopped: why measuring ended: "clear", "time", "rounds", ...
         faults: what went wrong on the way (a crashed arm, ...), one line each.
@@ -250,12 +252,13 @@ class Interval:
         mde: smallest slowdown that this many units of this spread would find in 95 of 100 runs.
         n: units (rounds, or processes when there are several).
         spread: standard deviation of the contrast over units, percent.
-        estimator: "plain" (whole segments), "middle" (the middle half of the rounds) or "step" (paired steps); see `estimates`.
+        estimator: "plain" (whole segments), "middle" (the middle half of the rounds) or "step" (paired
+            steps); see `estimates`.
         sign_flip_p: one-sided p of the sign-flip test of "no slowdown", the cross-check.
         plain_percent: the plain estimate beside it.
         p_two_sided: p of "no difference at all", either way.
-        ceiling_percent: plain estimate of the arms in which others are on too, when the upper bound uses them (see
-            `intervals.interval`).
+        ceiling_percent: plain estimate of the arms in which others are on too, when the upper bound uses them
+            (see `intervals.interval`).
     """
 
     __pydantic_config__ = STRICT
@@ -275,7 +278,8 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one collector, or all together (`name` = "all"), costs. None: not measured or not countable here."""
+    """What one collector, or all together (`name` = "all"), costs. None: not measured or not countable
+    here."""
 
     __pydantic_config__ = STRICT
 

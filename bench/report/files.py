@@ -22,7 +22,8 @@ def write_all(receipt: Receipt, folder: Path) -> None:
 
 
 def history_of(receipt: Receipt) -> list[tuple[str, float]]:
-    """(date, tokens/s) of the stored sessions of this machine and config, oldest first; empty when there are none.
+    """(date, tokens/s) of the stored sessions of this machine and config, oldest first; empty when there are
+    none.
 
     A broken file is told on stderr and costs the report its history, nothing else: a gate needs no baseline.
     """

@@ -1,4 +1,5 @@
-"""The words and numbers that all reports share: a receipt in, short texts out. No statistics are made here."""
+"""The words and numbers that all reports share: a receipt in, short texts out. No statistics are made
+here."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ def commit(receipt: Receipt) -> str:
     """`82b8ebf`, or `82b8ebf + uncommitted changes (1a2b3c)`."""
     text = receipt.commit.id[:10] or "unversioned"
     if receipt.commit.dirty:
-        text += " + uncommitted changes" + (f" ({receipt.commit.diff_hash[:6]})" if receipt.commit.diff_hash else "")
+        text += " + uncommitted changes" + (
+            f" ({receipt.commit.diff_hash[:6]})" if receipt.commit.diff_hash else ""
+        )
     return text
 
 
@@ -123,7 +126,11 @@ def headline(receipt: Receipt) -> str:
     word, together = receipt.verdict.value.upper(), receipt.all
     if receipt.exit_code is ExitCode.INCOMPLETE:
         return f"{word}: incomplete, {MEANING[Verdict.INVALID]}"
-    if together is None or together.isolated is None or receipt.verdict in (Verdict.INVALID, Verdict.NO_BASELINE):
+    if (
+        together is None
+        or together.isolated is None
+        or receipt.verdict in (Verdict.INVALID, Verdict.NO_BASELINE)
+    ):
         return f"{word}: {MEANING[receipt.verdict]}"
     blamed = _spokesman(receipt, together)
     found = blamed.isolated or together.isolated
@@ -133,10 +140,18 @@ def headline(receipt: Receipt) -> str:
     limit = number(receipt.budget_percent if blamed is together else receipt.collector_budget_percent)
     between = f"between {number(found.low)} and {number(found.high)}%"
     if receipt.verdict is Verdict.UNRESOLVED:
-        return f"{word}: {subject} {between} of {whose} throughput, which does not settle the budget of {limit}%"
+        return (
+            f"{word}: {subject} {between} of {whose} throughput, which does not settle the budget of {limit}%"
+        )
     rises = exact(blamed)
-    said = f"exact counts rose ({blamed.name} {rises}); " if "+" in rises and receipt.verdict is Verdict.OVER else ""
-    return f"{word}: {said}{subject} {number(found.percent)}% of {whose} throughput ({between}), budget {limit}%"
+    said = (
+        f"exact counts rose ({blamed.name} {rises}); "
+        if "+" in rises and receipt.verdict is Verdict.OVER
+        else ""
+    )
+    return (
+        f"{word}: {said}{subject} {number(found.percent)}% of {whose} throughput ({between}), budget {limit}%"
+    )
 
 
 def _spokesman(receipt: Receipt, together: Cost) -> Cost:
@@ -162,7 +177,11 @@ def losses(receipt: Receipt) -> str:
         return "not compared"
     gate = receipt.command == "gate"
     if not receipt.losses_equal:
-        return "DIFFER: the commits do not do the same work" if gate else "DIFFER between arms: a collector changes training"
+        return (
+            "DIFFER: the commits do not do the same work"
+            if gate
+            else "DIFFER between arms: a collector changes training"
+        )
     where = "base and head" if gate else f"all {len(receipt.losses)} arms"
     return f"equal bit for bit in {where} over the {receipt.cycle} batches of the cycle"
 
@@ -186,7 +205,10 @@ def measured(receipt: Receipt) -> str:
 def sides(receipt: Receipt) -> list[tuple[str, str]]:
     """base and head of a gate: commit, throughput, steps, memory."""
     rows = []
-    commits = {"base": str(receipt.extra.get("base", {}).get("commit", ""))[:10] or "?", "head": commit(receipt)}
+    commits = {
+        "base": str(receipt.extra.get("base", {}).get("commit", ""))[:10] or "?",
+        "head": commit(receipt),
+    }
     for name, side in receipt.extra.get("sides", {}).items():
         parts = [commits.get(name, "")]
         if side.get("tokens_per_second"):
@@ -237,7 +259,9 @@ def state(before: MachineState | None, after: MachineState | None) -> list[tuple
     return rows
 
 
-def _state_rows(prefix: str, fields: tuple[tuple[str, str, str], ...], *moments: object) -> list[tuple[str, str, str]]:
+def _state_rows(
+    prefix: str, fields: tuple[tuple[str, str, str], ...], *moments: object
+) -> list[tuple[str, str, str]]:
     rows = []
     for name, key, form in fields:
         values = [getattr(moment, key, None) for moment in moments]

@@ -1,8 +1,8 @@
-"""report.html: one file that needs nothing else, in light and dark, wide and narrow. The verdict first, then why.
+"""report.html: one file that needs nothing else, in light and dark, wide and narrow. The verdict first, then
+why.
 
-Charts are inline SVG whose places are percentages of the width, so that text keeps its size on any screen. Here receipts become
-places and texts; the template only lays them out.
-"""
+Charts are inline SVG whose places are percentages of the width, so that text keeps its size on any screen.
+Here receipts become places and texts; the template only lays them out."""
 
 from __future__ import annotations
 
@@ -150,11 +150,23 @@ def interval_chart(receipt: Receipt) -> Intervals | None:
         rows.append(("A/A", "off again", receipt.aa, "none"))
     if not rows:
         return None
-    reach = [receipt.budget_percent, 0.0, *(value for _, _, found, _ in rows for value in (found.low, found.high))]
+    reach = [
+        receipt.budget_percent,
+        0.0,
+        *(value for _, _, found, _ in rows for value in (found.low, found.high)),
+    ]
     middle, half = (max(reach) + min(reach)) / 2, (max(reach) - min(reach)) / 2 * MARGIN
     axis = Axis(middle - half, middle + half)
     bars = tuple(
-        Bar(name, kind, formatting.interval(found), verdict, axis.at(found.low), axis.at(found.percent), axis.at(found.high))
+        Bar(
+            name,
+            kind,
+            formatting.interval(found),
+            verdict,
+            axis.at(found.low),
+            axis.at(found.percent),
+            axis.at(found.high),
+        )
         for name, kind, found, verdict in rows
     )
     budgets = {receipt.budget_percent: "budget of all"}
@@ -175,9 +187,17 @@ def segment_chart(receipt: Receipt) -> Chart | None:
     # A few stalls must not press everything else flat: the axis covers 96 of 100, the others sit on its edge.
     ranked = sorted(values)
     low, high = ranked[int(0.02 * len(ranked))], ranked[min(len(ranked) - 1, int(0.98 * len(ranked)))]
-    axis, across = Axis(low - 0.1 * (high - low + 1), high + 0.1 * (high - low + 1)), Axis(-0.5, len(found) - 0.5)
+    axis, across = (
+        Axis(low - 0.1 * (high - low + 1), high + 0.1 * (high - low + 1)),
+        Axis(-0.5, len(found) - 0.5),
+    )
     dots = tuple(
-        Dot(across.at(place), round(100.0 - axis.at(value), 3), group_of(segment.arm), _segment_title(segment, value))
+        Dot(
+            across.at(place),
+            round(100.0 - axis.at(value), 3),
+            group_of(segment.arm),
+            _segment_title(segment, value),
+        )
         for place, (segment, value) in enumerate(zip(found, values, strict=True))
     )
     return Chart(dots, _round_ticks(found, across), _turned(axis.ticks("%", 5)))
@@ -194,7 +214,9 @@ def _round_ticks(segments: Sequence[Segment], across: Axis) -> tuple[Tick, ...]:
         firsts.setdefault((segment.process, segment.round), place)
     every = max(1, -(-len(firsts) // 8))
     return tuple(
-        Tick(across.at(place), f"round {number + 1}") for number, place in enumerate(firsts.values()) if number % every == 0
+        Tick(across.at(place), f"round {number + 1}")
+        for number, place in enumerate(firsts.values())
+        if number % every == 0
     )
 
 
@@ -218,7 +240,12 @@ def loss_chart(receipt: Receipt) -> Chart | None:
     length = max(len(losses) for losses in receipt.losses.values())
     across = Axis(-0.5, length - 0.5)
     dots = tuple(
-        Dot(across.at(place), round(100.0 - axis.at(value), 3), group_of(arm), f"{arm}, batch {place}: {value!r}")
+        Dot(
+            across.at(place),
+            round(100.0 - axis.at(value), 3),
+            group_of(arm),
+            f"{arm}, batch {place}: {value!r}",
+        )
         for arm, losses in receipt.losses.items()
         for place, value in enumerate(losses)
     )
@@ -235,7 +262,9 @@ def count_rows(receipt: Receipt) -> list[tuple[str, ExactCounts, list[str]]]:
         added = []
         for kind in formatting.KINDS:
             here, there = getattr(counts, kind), getattr(off, kind) if off is not None else None
-            added.append("" if here is None or there is None or counts is off else formatting.added(here - there))
+            added.append(
+                "" if here is None or there is None or counts is off else formatting.added(here - there)
+            )
         rows.append((arm, counts, added))
     return rows
 
@@ -259,5 +288,7 @@ def history_chart(receipt: Receipt, history: Sequence[tuple[str, float]]) -> Cha
         for place, (date, value) in enumerate(points)
     )
     every = max(1, -(-len(points) // 6))
-    x_ticks = tuple(Tick(across.at(place), date[:10]) for place, (date, _) in enumerate(points) if place % every == 0)
+    x_ticks = tuple(
+        Tick(across.at(place), date[:10]) for place, (date, _) in enumerate(points) if place % every == 0
+    )
     return Chart(dots, x_ticks, _turned(axis.ticks("", 5)))

@@ -18,19 +18,26 @@ MARKS = {
 }
 
 NOTE = (
-    "Share of the throughput lost, with its one-sided 95% bounds. *Isolated*: alone against all off; *marginal*: all against "
-    "all but this one. *Would find*: the smallest loss that 95 of 100 such runs find. *Own cost*: instruments and monitor, "
+    "Share of the throughput lost, with its one-sided 95% bounds. *Isolated*: alone against all off; "
+    "*marginal*: all against "
+    "all but this one. *Would find*: the smallest loss that 95 of 100 such runs find. *Own cost*: "
+    "instruments and monitor, "
     "added up. Counts: what is added in so many steps, exactly."
 )
 GATE_NOTE = (
-    "Share of base's throughput that head loses, with its one-sided 95% bounds. *Would find*: the smallest loss that 95 of 100 "
+    "Share of base's throughput that head loses, with its one-sided 95% bounds. *Would find*: the smallest "
+    "loss that 95 of 100 "
     "such runs find. Counts: what head adds in so many steps, exactly."
 )
 
 
 def render(receipt: Receipt) -> str:
     """The whole report as Markdown that ends with a newline."""
-    parts = [f"# {MARKS[receipt.verdict]} {formatting.headline(receipt)}", *_reasons(receipt), _costs(receipt)]
+    parts = [
+        f"# {MARKS[receipt.verdict]} {formatting.headline(receipt)}",
+        *_reasons(receipt),
+        _costs(receipt),
+    ]
     parts += [_facts(receipt), _places(receipt), _machine(receipt), _run(receipt)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -56,7 +63,10 @@ def _row(cost: Cost, marginal: bool) -> list[str]:
     row = [f"`{cost.name}`", formatting.interval(cost.isolated)]
     if marginal:
         row.append(formatting.interval(cost.marginal))
-    row += ["-" if cost.isolated is None else formatting.number(cost.isolated.mde), formatting.accounted(cost.accounted_percent)]
+    row += [
+        "-" if cost.isolated is None else formatting.number(cost.isolated.mde),
+        formatting.accounted(cost.accounted_percent),
+    ]
     row += [formatting.added(getattr(cost, f"{kind}_added")) for kind in formatting.KINDS]
     return [*row, f"{MARKS[cost.verdict]} {cost.verdict.value}"]
 
@@ -70,11 +80,14 @@ def _places(receipt: Receipt) -> str:
     rows = differing_places(receipt)
     if not rows:
         return ""
-    return "## Where counts differ\n\n" + table([list(row) for row in rows], ["arm", "kind", "role", "place", "more"], "llllr")
+    return "## Where counts differ\n\n" + table(
+        [list(row) for row in rows], ["arm", "kind", "role", "place", "more"], "llllr"
+    )
 
 
 def differing_places(receipt: Receipt) -> list[tuple[str, str, str, str, str]]:
-    """(arm, kind, role, place, added) for every place that an arm visits more or less often than `off` (head than base)."""
+    """(arm, kind, role, place, added) for every place that an arm visits more or less often than `off` (head
+    than base)."""
     reference = "base" if receipt.command == "gate" else OFF
     off = receipt.counts.get(reference)
     if off is None:
@@ -102,9 +115,12 @@ def _machine(receipt: Receipt) -> str:
 
 
 def _run(receipt: Receipt) -> str:
-    options = ", ".join(f"{name} {value}" for name, value in receipt.options.items() if value not in (None, ""))
+    options = ", ".join(
+        f"{name} {value}" for name, value in receipt.options.items() if value not in (None, "")
+    )
     return (
-        f"`{receipt.command}` of config `{receipt.config.name}` ({receipt.config.hash}), commit `{formatting.commit(receipt)}`, "
+        f"`{receipt.command}` of config `{receipt.config.name}` ({receipt.config.hash}), commit "
+        f"`{formatting.commit(receipt)}`, "
         f"{receipt.created}, exit code {int(receipt.exit_code)}. {options}"
     ).rstrip()
 
@@ -112,7 +128,9 @@ def _run(receipt: Receipt) -> str:
 def table(rows: list[list[str]], headers: list[str], align: str) -> str:
     """A GitHub table; `align` is one of l, r for each column."""
     names = {"l": "left", "r": "right"}
-    return tabulate(rows, headers=headers, tablefmt="github", colalign=[names[c] for c in align], disable_numparse=True)
+    return tabulate(
+        rows, headers=headers, tablefmt="github", colalign=[names[c] for c in align], disable_numparse=True
+    )
 
 
 def escape(text: str) -> str:

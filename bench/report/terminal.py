@@ -1,4 +1,5 @@
-"""The report on a terminal: a table of 80 columns, then the lines that explain it, the verdict last where the eye is."""
+"""The report on a terminal: a table of 80 columns, then the lines that explain it, the verdict last where the
+eye is."""
 
 from __future__ import annotations
 
@@ -30,16 +31,23 @@ def render(receipt: Receipt, *, color: bool = False) -> str:
     parts += [f"{name + ':':<14} {text}" for name, text in facts(receipt)]
     parts.append("")
     parts += [f"  - {reason}" for reason in receipt.reasons]
-    parts.append(paint(formatting.headline(receipt), receipt.verdict, color) + f"  (exit code {int(receipt.exit_code)})")
+    parts.append(
+        paint(formatting.headline(receipt), receipt.verdict, color)
+        + f"  (exit code {int(receipt.exit_code)})"
+    )
     return "\n".join(parts) + "\n"
 
 
 def _title(receipt: Receipt) -> str:
-    return f"{receipt.command} of {receipt.config.name}, commit {formatting.commit(receipt)}\n{formatting.machine(receipt)}"
+    return (
+        f"{receipt.command} of {receipt.config.name}, commit "
+        f"{formatting.commit(receipt)}\n{formatting.machine(receipt)}"
+    )
 
 
 def cost_table(receipt: Receipt, *, color: bool = False) -> str:
-    """collector | isolated % [low, high] | marginal | accounted | syncs added | verdict; empty without costs."""
+    """collector | isolated % [low, high] | marginal | accounted | syncs added | verdict; empty without
+    costs."""
     costs = formatting.all_costs(receipt)
     if not costs:
         return ""
@@ -70,13 +78,22 @@ def facts(receipt: Receipt) -> list[tuple[str, str]]:
     gate = receipt.command == "gate"
     rows = formatting.sides(receipt) if gate else [("A/A", _aa(receipt))]
     if receipt.all is not None:
-        each = "" if gate or not receipt.collectors else f" for all, {formatting.mde(receipt.collectors)} for each"
+        each = (
+            ""
+            if gate or not receipt.collectors
+            else f" for all, {formatting.mde(receipt.collectors)} for each"
+        )
         rows.append(("would find", f"{formatting.mde([receipt.all])}{each} (in 95 of 100 runs)"))
     rows += [("losses", formatting.losses(receipt)), ("exact counts", exact_line(receipt))]
     if not gate:
-        rows += [("throughput", formatting.throughput(receipt.throughput)), ("baseline", formatting.baseline(receipt))]
+        rows += [
+            ("throughput", formatting.throughput(receipt.throughput)),
+            ("baseline", formatting.baseline(receipt)),
+        ]
     if receipt.pipeline_efficiency is not None:
-        rows.append(("pipeline", f"{100 * receipt.pipeline_efficiency:.1f}% of what its slowest stage does alone"))
+        rows.append(
+            ("pipeline", f"{100 * receipt.pipeline_efficiency:.1f}% of what its slowest stage does alone")
+        )
     rows.append(("measured", formatting.measured(receipt)))
     rows += [("note", str(note)) for note in receipt.extra.get("notes", ())]
     return rows

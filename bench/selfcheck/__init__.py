@@ -1,1 +1,2 @@
-"""How often is the harness itself wrong? Stored gates, rates, planted faults, other judges on the same segments."""
+"""How often is the harness itself wrong? Stored gates, rates, planted faults, other judges on the same
+segments."""

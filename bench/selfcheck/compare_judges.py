@@ -2,14 +2,14 @@
 
     python -m bench.selfcheck.compare_judges [RECEIPT]
 
-One noise trace (segments of one piece of code, in the order they were taken) serves all judges. The others measure base
-first and head second, as their users do; ours takes the two in turn, in random order inside rounds. A known slowdown is laid
-on whatever slots are head's. Without a receipt the traces are simulated, of the character found on shared machines; with one
-they are cut from its `off` segments.
+One noise trace (segments of one piece of code, in the order they were taken) serves all judges. The others
+measure base first and head second, as their users do; ours takes the two in turn, in random order inside
+rounds. A known slowdown is laid on whatever segments are head's. Without a receipt the traces are simulated,
+of the character found on shared machines; with one they are cut from its `off` segments.
 
-Judges: pytest-benchmark with `--benchmark-compare-fail=mean:2%`; pyperf's two-sided t-test at 95% (equal variances);
-Mann-Whitney at 5% (asv, benchstat, google/benchmark use it at their own levels). Only "slower" counts as an alarm or a hit.
-"""
+Judges: pytest-benchmark with `--benchmark-compare-fail=mean:2%`; pyperf's two-sided t-test at 95% (equal
+variances); Mann-Whitney at 5% (asv, benchstat, google/benchmark use it at their own levels). Only "slower"
+counts as an alarm or a hit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tabulate import tabulate
 
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, Verdict, log_ratio
-from bench.selfcheck.simulate import NOISES, STEPS, Noise, contrast, share, step_logs
+from bench.selfcheck.simulate import NOISES, STEPS, SegmentNoise, contrast, share, step_logs
 from bench.statistics.contrasts import Floats
 from bench.statistics.intervals import interval
 from bench.statistics.verdict import classify
@@ -73,7 +73,8 @@ class Tally:
 
 
 def judge_trace(logs: Floats, base: Floats, percent: float, rng: np.random.Generator) -> dict[str, bool]:
-    """All judges on one trace: `logs` `[2 pairs, steps]` ln of step times in time order, `base` `[steps]` of the batches."""
+    """All judges on one trace: `logs` `[2 pairs, steps]` ln of step times in time order, `base` `[steps]` of
+    the batches."""
     cost, pairs = log_ratio(percent), len(logs) // 2
     seconds = np.exp(logs + base).sum(-1)
     found = {name: judge(seconds[:pairs], seconds[pairs:] * np.exp(cost)) for name, judge in OTHERS.items()}
@@ -84,7 +85,9 @@ def judge_trace(logs: Floats, base: Floats, percent: float, rng: np.random.Gener
     printed = interval(contrast(arm[None], control[None], base)[0])
     assert printed is not None
     verdict = classify(printed, BUDGET_PERCENT)
-    slower = verdict in (Verdict.SLOWER, Verdict.OVER) or (printed.low > 0 and verdict is not Verdict.UNRESOLVED)
+    slower = verdict in (Verdict.SLOWER, Verdict.OVER) or (
+        printed.low > 0 and verdict is not Verdict.UNRESOLVED
+    )
     return found | {OURS: slower, OURS_OVER: verdict is Verdict.OVER, OURS_WITHIN: verdict is Verdict.WITHIN}
 
 
@@ -98,14 +101,15 @@ def tally(name: str, traces: Sequence[Floats], base: Floats, percent: float, see
     return Tally(name, percent, len(traces), hits)
 
 
-def simulated(noise: Noise, runs: int, seed: int, pairs: int = PAIRS) -> tuple[list[Floats], Floats]:
+def simulated(noise: SegmentNoise, runs: int, seed: int, pairs: int = PAIRS) -> tuple[list[Floats], Floats]:
     """Traces of a noise, and the batches' own lengths."""
     rng = np.random.default_rng([seed, len(noise.name)])
     return list(step_logs(noise, runs, 2 * pairs, STEPS, rng)), np.log(rng.uniform(0.5, 1.5, STEPS))
 
 
 def recorded(receipt: Receipt, pairs: int) -> tuple[list[Floats], Floats]:
-    """Traces cut from a receipt's `off` segments in the order they were taken, one starting at each segment that leaves room.
+    """Traces cut from a receipt's `off` segments in the order they were taken, one starting at each segment
+    that leaves room.
 
     They overlap, so their rates say less than as many runs of their own would.
 
@@ -117,7 +121,8 @@ def recorded(receipt: Receipt, pairs: int) -> tuple[list[Floats], Floats]:
     segments = [s for s in segments if s.step_seconds and len(s.step_seconds) % cycle == 0]
     if len(segments) < 2 * pairs or len({len(s.step_seconds) for s in segments}) > 1:
         raise UserError(
-            f"the receipt holds {len(segments)} usable 'off' segments, {2 * pairs} of one length are needed (--pairs)"
+            f"the receipt holds {len(segments)} usable 'off' segments, {2 * pairs} of one length are needed "
+            "(--pairs)"
         )
     logs = np.log(np.array([np.roll(np.array(s.step_seconds), s.phase % cycle) for s in segments]))
     base = np.median(logs, axis=0)
@@ -136,14 +141,21 @@ def character(traces: Sequence[Floats], base: Floats) -> str:
 def report(tallies: Sequence[Tally]) -> str:
     """One row for each noise and slowdown: at 0 the figures are false alarms, else hits."""
     judges = (*OTHERS, OURS, OURS_OVER, OURS_WITHIN)
-    rows = [[t.noise, f"{t.percent:g}%", t.runs, *(share(t.hits[judge], t.runs) for judge in judges)] for t in tallies]
+    rows = [
+        [t.noise, f"{t.percent:g}%", t.runs, *(share(t.hits[judge], t.runs) for judge in judges)]
+        for t in tallies
+    ]
     return tabulate(rows, ["noise", "slowdown", "runs", *judges], tablefmt="github", disable_numparse=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.selfcheck.compare_judges", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("receipt", nargs="*", help="receipts whose off segments serve as noise (default: simulated)")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.selfcheck.compare_judges", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "receipt", nargs="*", help="receipts whose off segments serve as noise (default: simulated)"
+    )
     parser.add_argument("--runs", type=int, default=1000, help="simulated runs in each row (default 1000)")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="segments of each side (default 20)")
     parser.add_argument("--seed", type=int, default=0)
@@ -153,7 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         parser.error(str(error))
     if not sources:
-        sources = [(noise.name, *simulated(noise, options.runs, options.seed, options.pairs)) for noise in NOISES]
+        sources = [
+            (noise.name, *simulated(noise, options.runs, options.seed, options.pairs)) for noise in NOISES
+        ]
     tallies = []
     for name, traces, base in sources:
         print(f"{name}: {character(traces, base)}")

@@ -1,9 +1,10 @@
-"""What other tools would have said about the same segments, taken base first and head second, as they take them. Pure.
+"""What other tools would have said about the same segments, taken base first and head second, as they take
+them. Pure.
 
-For the table of error rates beside ours: pytest-benchmark's `--benchmark-compare-fail=mean:2%`, pyperf's t-test, and a
-Mann-Whitney test. The base-then-head order is made from a gate's own segments: base's of the first half of the session, head's of
-the second, so that all of them judge the same machine in the same minutes.
-"""
+For the table of error rates beside ours: pytest-benchmark's `--benchmark-compare-fail=mean:2%`, pyperf's
+t-test, and a Mann-Whitney test. The base-then-head order is made from a gate's own segments: base's of the
+first half of the session, head's of the second, so that all of them judge the same machine in the same
+minutes."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ RIVALS: Final[Mapping[str, Callable[[Sequence[float], Sequence[float]], bool]]] 
 }
 
 
-def base_then_head(segments: Sequence[Segment], base: str = "base", head: str = "head") -> tuple[list[float], list[float]]:
+def base_then_head(
+    segments: Sequence[Segment], base: str = "base", head: str = "head"
+) -> tuple[list[float], list[float]]:
     """Seconds per token of base's segments in the first half of the session, and of head's in the second."""
     ordered = sorted(segments, key=lambda s: (s.process, s.round, s.order))
     middle = len(ordered) // 2

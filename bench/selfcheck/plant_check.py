@@ -1,4 +1,5 @@
-"""Planted bad collectors: is each one found, and by what? Those that counters can see, by counting; the others by their time."""
+"""Planted bad collectors: is each one found, and by what? Those that counters can see, by counting; the
+others by their time."""
 
 from __future__ import annotations
 
@@ -31,8 +32,11 @@ class PlantFound:
     how: str
 
 
-def check_plants(config: Config, config_path: str, settings: Sequence[str], end: float, reporter: Reporter) -> list[PlantFound]:
-    """Every planted fault: those that counters can see by the exact counts, the others by their time, as long as it lasts."""
+def check_plants(
+    config: Config, config_path: str, settings: Sequence[str], end: float, reporter: Reporter
+) -> list[PlantFound]:
+    """Every planted fault: those that counters can see by the exact counts, the others by their time, as long
+    as it lasts."""
     from bench.syncs.faults.planted import COUNTED, PLANTED
 
     reporter.say(f"selfcheck: counting {len(COUNTED)} planted faults")
@@ -52,7 +56,8 @@ def check_plants(config: Config, config_path: str, settings: Sequence[str], end:
 
 
 def count_plants(config: Config, names: Sequence[str]) -> list[PlantFound]:
-    """Whether the exact counts of the arm with each fault differ from those of `off`; one process counts them all."""
+    """Whether the exact counts of the arm with each fault differ from those of `off`; one process counts them
+    all."""
     from bench.subjects.trainer.subject import harness_config
 
     prepared = harness_config(config).model_dump(mode="json")

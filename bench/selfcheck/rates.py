@@ -1,8 +1,9 @@
-"""Error rates of the harness, from gates whose truth is known: what was said of each kind, and in what noise. Pure.
+"""Error rates of the harness, from gates whose truth is known: what was said of each kind, and in what noise.
+Pure.
 
-A kind of gate is a subject, the minutes that its gates had, and the share of its throughput that head really lost. Gates of
-identical code are judged a second time with head's times scaled: a known cost in real noise, for free.
-"""
+A kind of gate is a subject, the minutes that its gates had, and the share of its throughput that head really
+lost. Gates of identical code are judged a second time with head's times scaled: a known cost in real noise,
+for free."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.gate.verdict import BASE, HEAD, Evidence, Options, judge
+from bench.gate.verdict import BASE, HEAD, GateEvidence, Options, judge
 from bench.records.types import ExitCode, Verdict
 from bench.selfcheck import other_judges, stored_gates
 from bench.selfcheck.plant_check import PlantFound
@@ -25,7 +26,7 @@ SCALED = (1.0, 2.0, 5.0)
 
 
 @dataclass(slots=True)
-class Row:
+class RateRow:
     """Gates of one kind: how many, what they said, and what others would have said.
 
     Attributes:
@@ -63,11 +64,12 @@ class Row:
 
 
 @dataclass(slots=True)
-class Noise:
+class LaunchNoise:
     """How much head against base varies in gates of one length, whatever was injected, in log units.
 
     Attributes:
-        within, within_df: sum of squares of rounds about the mean of their launch, and its degrees of freedom.
+        within, within_df: sum of squares of rounds about the mean of their launch, and its degrees of
+            freedom.
         between, between_df: the same of launches about the mean of their gate.
         expected: what the rounds alone let the squares of `between` come to.
     """
@@ -85,7 +87,9 @@ class Noise:
 
     def add(self, found: Rounds) -> None:
         """Take in the rounds of one gate; a launch of one round says nothing of spread and is left out."""
-        groups = [group for p in np.unique(found.process) if len(group := found.plain[found.process == p]) > 1]
+        groups = [
+            group for p in np.unique(found.process) if len(group := found.plain[found.process == p]) > 1
+        ]
         self.gates += 1
         self.launches += len(groups)
         self.rounds += sum(len(group) for group in groups)
@@ -105,7 +109,8 @@ class Noise:
 
     @property
     def launch_ratio(self) -> float | None:
-        """Variance of launches over what their rounds account for: 1 where a launch adds no noise of its own."""
+        """Variance of launches over what their rounds account for: 1 where a launch adds no noise of its
+        own."""
         return self.between / self.expected if self.expected > 0 else None
 
 
@@ -113,9 +118,9 @@ class Noise:
 class Report:
     """Everything that a self-check found."""
 
-    rows: list[Row]
+    rows: list[RateRow]
     plants: list[PlantFound] = field(default_factory=list)
-    noise: list[Noise] = field(default_factory=list)
+    noise: list[LaunchNoise] = field(default_factory=list)
     machines: list[str] = field(default_factory=list)
     commits: list[str] = field(default_factory=list)
     """Of the code that was measured, in the order met."""
@@ -124,26 +129,33 @@ class Report:
     """What was to be measured and was not, one line each."""
 
 
-def make_rows(subjects: Sequence[str], minutes: float, injected: Sequence[float]) -> list[Row]:
+def make_rows(subjects: Sequence[str], minutes: float, injected: Sequence[float]) -> list[RateRow]:
     """Every kind of gate of one length: of identical code, really slowed, slowed on paper."""
     rows = []
     for subject in subjects:
-        rows += [Row(subject, minutes, percent) for percent in sorted({0.0, *injected})]
-        rows += [Row(subject, minutes, percent, scaled=True) for percent in SCALED]
+        rows += [RateRow(subject, minutes, percent) for percent in sorted({0.0, *injected})]
+        rows += [RateRow(subject, minutes, percent, scaled=True) for percent in SCALED]
     return rows
 
 
-def rows_of(stored: Iterable[Trial]) -> list[Row]:
+def rows_of(stored: Iterable[Trial]) -> list[RateRow]:
     """The rows that stored gates have something for."""
     kinds: dict[tuple[str, float], set[float]] = {}
     for trial in stored:
         kinds.setdefault((trial.subject, trial.minutes), set()).add(trial.inject_percent)
-    made = [row for (subject, minutes), costs in sorted(kinds.items()) for row in make_rows([subject], minutes, sorted(costs))]
-    return [row for row in made if (0.0 if row.scaled else row.inject_percent) in kinds[row.subject, row.minutes]]
+    made = [
+        row
+        for (subject, minutes), costs in sorted(kinds.items())
+        for row in make_rows([subject], minutes, sorted(costs))
+    ]
+    return [
+        row for row in made if (0.0 if row.scaled else row.inject_percent) in kinds[row.subject, row.minutes]
+    ]
 
 
 def add(report: Report, trial: Trial) -> bool:
-    """Take one gate into its row, one of identical code into the scaled rows too, and its rounds into the noise.
+    """Take one gate into its row, one of identical code into the scaled rows too, and its rounds into the
+    noise.
 
     Returns whether it was judged: one that is `invalid` says nothing.
     """
@@ -162,15 +174,15 @@ def add(report: Report, trial: Trial) -> bool:
     return judged
 
 
-def _noise_of(report: Report, trial: Trial) -> Noise:
+def _noise_of(report: Report, trial: Trial) -> LaunchNoise:
     for noise in report.noise:
         if (noise.subject, noise.minutes) == (trial.subject, trial.minutes):
             return noise
-    report.noise.append(Noise(trial.subject, trial.minutes))
+    report.noise.append(LaunchNoise(trial.subject, trial.minutes))
     return report.noise[-1]
 
 
-def _count(row: Row, evidence: Evidence) -> Verdict:
+def _count(row: RateRow, evidence: GateEvidence) -> Verdict:
     options = Options(base="HEAD", config=Config(), kind=SUBJECTS[row.subject])
     verdict = judge(options, evidence, counts_required=False).verdict
     row.runs += 1
@@ -192,14 +204,23 @@ MISS_PERCENT = 2.0
 def exit_code(report: Report) -> ExitCode:
     """0: nothing wrong; 1: a miss or a false alarm; 5: not all that was to be tried was."""
     alarms = sum(row.count(Verdict.OVER) for row in report.rows if row.inject_percent == 0)
-    misses = sum(row.count(Verdict.WITHIN) for row in report.rows if row.inject_percent >= MISS_PERCENT and not row.scaled)
+    misses = sum(
+        row.count(Verdict.WITHIN)
+        for row in report.rows
+        if row.inject_percent >= MISS_PERCENT and not row.scaled
+    )
     if alarms or misses or any(plant.found is False for plant in report.plants):
         return ExitCode.OVER
-    return ExitCode.INCOMPLETE if report.untried or any(plant.found is None for plant in report.plants) else ExitCode.WITHIN
+    return (
+        ExitCode.INCOMPLETE
+        if report.untried or any(plant.found is None for plant in report.plants)
+        else ExitCode.WITHIN
+    )
 
 
 def turns(subjects: Sequence[str], injected: Sequence[float]) -> Iterator[tuple[str, float]]:
-    """Endless (subject, slowdown): those of the list in its order if it holds a 0, else one of identical code before each."""
+    """Endless (subject, slowdown): those of the list in its order if it holds a 0, else one of identical code
+    before each."""
     alternating = [percent for cost in injected for percent in (0.0, cost)]
     order = injected if 0.0 in injected else alternating or [0.0]
     while True:

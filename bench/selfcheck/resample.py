@@ -2,11 +2,10 @@
 
     python -m bench.selfcheck.resample GATES.jsonl...
 
-`bench.selfcheck.simulate` makes its noise up; a self-check's gates are real, and few. Between the two: launches are
-drawn from those of stored gates, and the rounds of each from its own, about a mean that is known. So the noise has the
-tails and the skewness of the machine, and rates have a small error. It cannot show whether rounds hang on each other,
-or the machine on the hour.
-"""
+`bench.selfcheck.simulate` makes its noise up; a self-check's gates are real, and few. Between the two:
+launches are drawn from those of stored gates, and the rounds of each from its own, about a mean that is
+known. So the noise has the tails and the skewness of the machine, and rates have a small error. It cannot
+show whether rounds hang on each other, or the machine on the hour."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from tabulate import tabulate
 from bench.gate.verdict import BASE, HEAD
 from bench.records.types import Verdict, log_ratio, slowdown_percent
 from bench.selfcheck import stored_gates
-from bench.selfcheck.rates import Noise
+from bench.selfcheck.rates import LaunchNoise
 from bench.selfcheck.simulate import Cost, share
 from bench.selfcheck.stored_gates import Trial
 from bench.statistics.contrasts import Floats, Rounds, contrasts
@@ -39,7 +38,8 @@ COSTS = (
     Cost(rate=0.05, size=0.22),
     Cost(rate=0.05, size=0.49),
 )
-"""None, half the budget, the budget, twice the budget; and about 1% and 2% that fall on one round in twenty."""
+"""None, half the budget, the budget, twice the budget; and about 1% and 2% that fall on one round in
+twenty."""
 MIN_ROUNDS = 8
 """Launches of fewer rounds say too little of their own noise."""
 BUDGET_PERCENT = 1.0
@@ -65,10 +65,14 @@ def pool_of(stored: Iterable[Trial]) -> Pool:
         UserError: none that could be used.
     """
     launches: list[Floats] = []
-    noise = Noise("", 0.0)
+    noise = LaunchNoise("", 0.0)
     for trial in stored:
         rounds = contrasts(trial.segments, (HEAD,), (BASE,), trial.cycle)
-        launches += [group - group.mean() for group in by_process(rounds.plain, rounds.process) if len(group) >= MIN_ROUNDS]
+        launches += [
+            group - group.mean()
+            for group in by_process(rounds.plain, rounds.process)
+            if len(group) >= MIN_ROUNDS
+        ]
         noise.add(rounds)
     if not launches:
         raise UserError(f"no launch of at least {MIN_ROUNDS} rounds in these gates")
@@ -77,7 +81,8 @@ def pool_of(stored: Iterable[Trial]) -> Pool:
 
 
 def draw(pool: Pool, cost: Cost, launches: int, times: float, rng: np.random.Generator) -> Rounds:
-    """The rounds of one made-up gate. `times`: rounds of a launch, as a multiple of those of the launch it is drawn from."""
+    """The rounds of one made-up gate. `times`: rounds of a launch, as a multiple of those of the launch it is
+    drawn from."""
     groups = []
     for place in rng.integers(0, len(pool.launches), launches):
         source = pool.launches[place]
@@ -98,7 +103,9 @@ def row(pool: Pool, cost: Cost, launches: int, times: float, runs: int, seed: in
     """Judge `runs` made-up gates of one cost; a row of the table."""
     rng = np.random.default_rng([seed, launches, int(1e6 * theta(cost)), int(100 * times)])
     truth = slowdown_percent(theta(cost))
-    found = [one for _ in range(runs) if (one := interval(draw(pool, cost, launches, times, rng))) is not None]
+    found = [
+        one for _ in range(runs) if (one := interval(draw(pool, cost, launches, times, rng))) is not None
+    ]
     verdicts = [classify(one, BUDGET_PERCENT) for one in found]
     width = float(np.median([(one.high - one.low) / 2 for one in found]))
     counts = (
@@ -120,16 +127,38 @@ def row(pool: Pool, cost: Cost, launches: int, times: float, runs: int, seed: in
     ]
 
 
-HEADERS = ("launches", "true cost", "falls on", "half-width", "L holds", "U holds", "L > 0", "over", "within", "middle judged")
+HEADERS = (
+    "launches",
+    "true cost",
+    "falls on",
+    "half-width",
+    "L holds",
+    "U holds",
+    "L > 0",
+    "over",
+    "within",
+    "middle judged",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.selfcheck.resample", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.selfcheck.resample", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="gates.jsonl of self-checks")
     parser.add_argument("--subject", default="", metavar="NAME", help="only the gates of this subject")
-    parser.add_argument("--launches", type=int, nargs="+", default=[5, 10], metavar="N", help="launches of a gate (default 5 10)")
-    parser.add_argument("--times", type=float, default=1.0, metavar="X", help="rounds of a launch, as a multiple (default 1)")
+    parser.add_argument(
+        "--launches",
+        type=int,
+        nargs="+",
+        default=[5, 10],
+        metavar="N",
+        help="launches of a gate (default 5 10)",
+    )
+    parser.add_argument(
+        "--times", type=float, default=1.0, metavar="X", help="rounds of a launch, as a multiple (default 1)"
+    )
     parser.add_argument("--runs", type=int, default=2000, help="gates in each row (default 2000)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -141,11 +170,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     rounds = float(np.mean([len(one) for one in pool.launches]))
     print(
-        f"{len(pool.launches)} launches of {rounds:.0f} rounds on average; launches lie {100 * pool.between:.2f}% apart besides; "
+        f"{len(pool.launches)} launches of {rounds:.0f} rounds on average; launches lie "
+        f"{100 * pool.between:.2f}% apart besides; "
         f"rounds of a launch x {options.times:g}\n"
     )
     rows = [
-        row(pool, cost, launches, options.times, options.runs, options.seed) for launches in options.launches for cost in COSTS
+        row(pool, cost, launches, options.times, options.runs, options.seed)
+        for launches in options.launches
+        for cost in COSTS
     ]
     print(tabulate(rows, HEADERS, tablefmt="github", disable_numparse=True))
     return 0

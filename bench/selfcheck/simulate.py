@@ -2,10 +2,9 @@
 
     python -m bench.selfcheck.simulate
 
-Simulated segments go through the same estimators, stopping rule and verdict as measured ones. The noise is of the character
-found on shared machines: half-second segments of a fixed step have a paired spread of 1.5 to 2.5% and a lag-1 correlation of
-0.3 to 0.5, and their middle steps are steadier than their mean.
-"""
+Simulated segments go through the same estimators, stopping rule and verdict as measured ones. The noise is of
+the character found on shared machines: half-second segments of a fixed step have a paired spread of 1.5 to
+2.5% and a lag-1 correlation of 0.3 to 0.5, and their middle steps are steadier than their mean."""
 
 from __future__ import annotations
 
@@ -31,14 +30,16 @@ CAP: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
-    """Noise of a machine, log units of a step's time.
+class SegmentNoise:
+    """SegmentNoise of a machine, log units of a step's time.
 
     Attributes:
         step: SD of each step by itself.
-        slow: SD of the part that segments share with their neighbours, an AR(1) over segments with `correlation`.
+        slow: SD of the part that segments share with their neighbours, an AR(1) over segments with
+            `correlation`.
         drift: change from the first to the last segment of a run of CAP rounds.
-        stalls, stall: chance that a step stalls, and the mean of its (exponential) excess as a share of the step.
+        stalls, stall: chance that a step stalls, and the mean of its (exponential) excess as a share of the
+            step.
     """
 
     name: str
@@ -51,19 +52,20 @@ class Noise:
 
 
 NOISES: Final = (
-    Noise("independent", correlation=0.0),
-    Noise("shared machine", correlation=0.8),
-    Noise("slow waves", slow=0.02, correlation=0.95),
-    Noise("drift 10%", drift=0.10),
-    Noise("heavy stalls", stalls=0.08, stall=0.5),
-    Noise("quiet", step=0.004, slow=0.002, stalls=0.002, stall=0.1),
+    SegmentNoise("independent", correlation=0.0),
+    SegmentNoise("shared machine", correlation=0.8),
+    SegmentNoise("slow waves", slow=0.02, correlation=0.95),
+    SegmentNoise("drift 10%", drift=0.10),
+    SegmentNoise("heavy stalls", stalls=0.08, stall=0.5),
+    SegmentNoise("quiet", step=0.004, slow=0.002, stalls=0.002, stall=0.1),
 )
 SHARED: Final = NOISES[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the slower arm costs: `dense` on every step, or also `size` on a share `rate` of the steps. Log and share units."""
+    """What the slower arm costs: `dense` on every step, or also `size` on a share `rate` of the steps. Log
+    and share units."""
 
     dense: float = 0.0
     rate: float = 0.0
@@ -75,7 +77,7 @@ class Cost:
         return self.dense + float(np.log1p(self.rate * self.size))
 
 
-def step_logs(noise: Noise, runs: int, segments: int, steps: int, rng: np.random.Generator) -> Floats:
+def step_logs(noise: SegmentNoise, runs: int, segments: int, steps: int, rng: np.random.Generator) -> Floats:
     """ln of step times in the order they are taken, `[runs, segments, steps]`, around 0; one arm, no cost."""
     kicks = rng.normal(size=(runs, segments))
     slow = np.empty((runs, segments))
@@ -90,7 +92,12 @@ def step_logs(noise: Noise, runs: int, segments: int, steps: int, rng: np.random
 
 
 def simulate(
-    noise: Noise, cost: Cost, runs: int, rng: np.random.Generator, rounds: int = CAP, steps: int = STEPS
+    noise: SegmentNoise,
+    cost: Cost,
+    runs: int,
+    rng: np.random.Generator,
+    rounds: int = CAP,
+    steps: int = STEPS,
 ) -> list[Rounds]:
     """`runs` runs of `rounds` rounds of two segments each, arm against control in random order."""
     logs = step_logs(noise, runs, 2 * rounds, steps, rng).reshape(runs, rounds, 2, steps)
@@ -102,7 +109,8 @@ def simulate(
 
 
 def contrast(arm: Floats, control: Floats, base: Floats) -> list[Rounds]:
-    """Runs of rounds from log step times `[runs, rounds, steps]`; `base` `[steps]`: log of each batch's own length."""
+    """Runs of rounds from log step times `[runs, rounds, steps]`; `base` `[steps]`: log of each batch's own
+    length."""
     plain = np.log(np.exp(arm + base).sum(-1)) - np.log(np.exp(control + base).sum(-1))
     weights = np.exp(base + np.minimum(arm, control))
     middle = midmean(arm - control, weights)
@@ -146,11 +154,15 @@ class Rates:
     """Runs judged by the plain estimator."""
 
 
-def rates(noise: Noise, cost: Cost, runs: int, budget_percent: float, seed: int, rounds: int = CAP) -> Rates:
+def rates(
+    noise: SegmentNoise, cost: Cost, runs: int, budget_percent: float, seed: int, rounds: int = CAP
+) -> Rates:
     """Simulate, judge, count."""
     percent = -100.0 * float(np.expm1(-cost.theta))
     rng = np.random.default_rng([seed, hash_of(noise.name), int(1e6 * cost.theta), rounds])
-    used, found = zip(*(run_rule(r, budget_percent) for r in simulate(noise, cost, runs, rng, rounds)), strict=True)
+    used, found = zip(
+        *(run_rule(r, budget_percent) for r in simulate(noise, cost, runs, rng, rounds)), strict=True
+    )
     verdicts = [classify(i, budget_percent) for i in found]
     return Rates(
         noise=noise.name,
@@ -177,10 +189,11 @@ def share(hits: int, runs: int) -> str:
 
 
 def stopping_error(nominal: float, spread: float, runs: int, seed: int = 0, cap: int = 200) -> float:
-    """Share of runs of normal contrasts whose lower bound, taken at `nominal` where the rule stops, lies above the truth.
+    """Share of runs of normal contrasts whose lower bound, taken at `nominal` where the rule stops, lies
+    above the truth.
 
-    `spread`: SD of a round's contrast as a share of the budget. The worst spreads are those that stop after about 20 rounds.
-    """
+    `spread`: SD of a round's contrast as a share of the budget. The worst spreads are those that stop after
+    about 20 rounds."""
     values = np.random.default_rng(seed).normal(0.0, spread, (runs, cap))
     above = np.zeros(runs, dtype=bool)
     running = np.ones(runs, dtype=bool)
@@ -200,8 +213,13 @@ def stopping_report(runs: int) -> str:
         [f"{100 * nominal:g}%", *(f"{100 * stopping_error(nominal, s, runs):.1f}%" for s in spreads)]
         for nominal in (ALPHA, NOMINAL)
     ]
-    text = tabulate(rows, ["nominal", *(f"spread {s:g}" for s in spreads)], tablefmt="github", disable_numparse=True)
-    return f"error of a bound under the stopping rule, spread of a round as a share of the budget, {runs} runs\n\n{text}\n"
+    text = tabulate(
+        rows, ["nominal", *(f"spread {s:g}" for s in spreads)], tablefmt="github", disable_numparse=True
+    )
+    return (
+        f"error of a bound under the stopping rule, spread of a round as a share of the budget, {runs} "
+        f"runs\n\n{text}\n"
+    )
 
 
 def report(found: Iterable[Rates], budget_percent: float) -> str:
@@ -222,7 +240,10 @@ def report(found: Iterable[Rates], budget_percent: float) -> str:
     ]
     head = ["noise", "true cost", "rounds", "L holds", "U holds", "L > 0", "over", "within", "plain judged"]
     text = tabulate(rows, head, tablefmt="github", disable_numparse=True)
-    return f"budget {budget_percent:g}%, at most {CAP} rounds of two segments, exact 95% intervals in brackets\n\n{text}\n"
+    return (
+        f"budget {budget_percent:g}%, at most {CAP} rounds of two segments, exact 95% intervals in "
+        f"brackets\n\n{text}\n"
+    )
 
 
 COSTS: Final = (
@@ -238,13 +259,17 @@ COSTS: Final = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.selfcheck.simulate", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.selfcheck.simulate", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--runs", type=int, default=2000, help="runs in each row (default 2000)")
     parser.add_argument("--budget", type=float, default=1.0, help="percent (default 1)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     print(stopping_report(10 * options.runs))
-    found = [rates(noise, cost, options.runs, options.budget, options.seed) for noise in NOISES for cost in COSTS]
+    found = [
+        rates(noise, cost, options.runs, options.budget, options.seed) for noise in NOISES for cost in COSTS
+    ]
     print(report(found, options.budget))
     return 0
 

@@ -1,4 +1,5 @@
-"""The self-check's tables: on a terminal short enough for 80 columns, in Markdown with the bounds of the other judges too."""
+"""The self-check's tables: on a terminal short enough for 80 columns, in Markdown with the bounds of the
+other judges too."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tabulate import tabulate
 
 from bench.progress import human_time
 from bench.selfcheck import other_judges
-from bench.selfcheck.rates import Report, Row
+from bench.selfcheck.rates import RateRow, Report
 
 SCHEMA = "dflash-bench/selfcheck/3"
 SHORT = {"pytest-benchmark mean:2%": "mean:2%", "pyperf t-test": "pyperf t", "Mann-Whitney": "M.-Whitney"}
@@ -27,7 +28,7 @@ def share(hits: int, runs: int) -> str:
     return f"{hits} of {runs} ({100 * low:.0f}-{100 * high:.0f}%)"
 
 
-def _cost(row: Row) -> str:
+def _cost(row: RateRow) -> str:
     if row.scaled:
         return f"{row.inject_percent:g}% scaled"
     return f"{row.inject_percent:g}% real" if row.inject_percent else "none"
@@ -107,7 +108,11 @@ Table = tuple[str, list[list[str]], Sequence[str]]
 def _tables(report: Report, *, wide: bool) -> list[Table]:
     names = [name if wide else SHORT[name] for name in other_judges.RIVALS]
     found = [
-        ("Gates of this code against itself, exact 95% bounds", gate_rows(report, ", " if wide else "\n"), GATE_HEADERS),
+        (
+            "Gates of this code against itself, exact 95% bounds",
+            gate_rows(report, ", " if wide else "\n"),
+            GATE_HEADERS,
+        ),
         (
             "Who calls head slower, the others on the same segments taken base first",
             rival_rows(report, bounds=wide),
@@ -131,7 +136,9 @@ def _untried(report: Report) -> list[str]:
 def to_text(report: Report) -> str:
     """The tables for a terminal."""
     tables = _tables(report, wide=False)
-    parts = [f"{title}\n\n{tabulate(rows, headers, disable_numparse=True)}" for title, rows, headers in tables]
+    parts = [
+        f"{title}\n\n{tabulate(rows, headers, disable_numparse=True)}" for title, rows, headers in tables
+    ]
     return "\n\n".join([*parts, _where(report), *_untried(report)])
 
 

@@ -1,1 +1,2 @@
-"""What segments show: contrasts, intervals, when to stop, and the verdict. Pure functions of frozen dataclasses."""
+"""What segments show: contrasts, intervals, when to stop, and the verdict. Pure functions of frozen
+dataclasses."""

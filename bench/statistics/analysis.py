@@ -1,15 +1,25 @@
 """Pure: what was measured in, what it shows out; the verdict is taken elsewhere.
 
-Isolated cost of a collector: `only:<c>` against `off`. Marginal cost: `all` against `without:<c>`. They differ where two
-collectors share a wait, so both are kept, and isolated costs are never added up.
-"""
+Isolated cost of a collector: `only:<c>` against `off`. Marginal cost: `all` against `without:<c>`. They
+differ where two collectors share a wait, so both are kept, and isolated costs are never added up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.records.types import ALL, OFF, OFF_AGAIN, ONLY, WITHOUT, ExactCounts, Interval, Measurement, Segment, Throughput
+from bench.records.types import (
+    ALL,
+    OFF,
+    OFF_AGAIN,
+    ONLY,
+    WITHOUT,
+    ExactCounts,
+    Interval,
+    Measurement,
+    Segment,
+    Throughput,
+)
 from bench.statistics.contrasts import contrasts, rounds_of
 from bench.statistics.intervals import interval, throughput
 
@@ -17,14 +27,15 @@ COUNT_KINDS = ("syncs", "operations", "copies", "allocations")
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class CollectorEvidence:
     """What speaks for or against one collector, or "all".
 
     Attributes:
-        isolated, marginal: paired contrasts; None when the arms or two whole rounds of them are missing. For "all" both are
-            the contrast of `all` against `off`.
+        isolated, marginal: paired contrasts; None when the arms or two whole rounds of them are missing. For
+            "all" both are the contrast of `all` against `off`.
         accounted_percent: what the instruments and the monitor take themselves, share of the step.
-        added: kind -> arm's count less `off`'s, over the same steps; None where this machine cannot count the kind.
+        added: kind -> arm's count less `off`'s, over the same steps; None where this machine cannot count the
+            kind.
         count_fault: why its counts mean nothing, or empty.
         losses_differ: its arms trained differently from `off`.
     """
@@ -49,8 +60,8 @@ class Analysis:
         loss_notes: which arms differ from `off`, or have no losses, one line each.
     """
 
-    collectors: tuple[Evidence, ...]
-    all: Evidence | None
+    collectors: tuple[CollectorEvidence, ...]
+    all: CollectorEvidence | None
     aa: Interval | None
     throughput: Throughput | None
     rounds: int
@@ -65,7 +76,8 @@ class Analysis:
 
 
 def analyse(measurement: Measurement) -> Analysis:
-    """Intervals, count differences and equality of the losses of a measurement; never raises for a poor one."""
+    """Intervals, count differences and equality of the losses of a measurement; never raises for a poor
+    one."""
     segments, planned = measurement.segments, {arm.name for arm in measurement.arms}
     present = {segment.arm for segment in segments}
     equal, notes, differing = compare_losses(segments, [arm.name for arm in measurement.arms])
@@ -74,7 +86,9 @@ def analyse(measurement: Measurement) -> Analysis:
         all=_evidence_all(measurement, differing) if ALL in planned else None,
         aa=interval(contrasts(segments, (OFF_AGAIN,), (OFF,), measurement.cycle)),
         throughput=_throughput(segments),
-        rounds=sum({s.arm for s in members} >= planned for members in rounds_of(segments).values()) if planned else 0,
+        rounds=sum({s.arm for s in members} >= planned for members in rounds_of(segments).values())
+        if planned
+        else 0,
         missing=tuple(arm.name for arm in measurement.arms if arm.name not in present),
         losses_equal=equal,
         loss_notes=notes,
@@ -85,14 +99,16 @@ def analyse(measurement: Measurement) -> Analysis:
     )
 
 
-def _evidence(measurement: Measurement, name: str, planned: set[str], differing: frozenset[str]) -> Evidence:
+def _evidence(
+    measurement: Measurement, name: str, planned: set[str], differing: frozenset[str]
+) -> CollectorEvidence:
     segments, cycle = measurement.segments, measurement.cycle
     only, without = ONLY + name, WITHOUT + name
     together = [arm.name for arm in measurement.arms if name in arm.collectors and arm.name != only]
     ceiling = contrasts(segments, together, (OFF,), cycle) if together else None
     added, fault = count_difference(measurement.counts, only)
     marginal = contrasts(segments, (ALL,), (without,), cycle) if {ALL, without} <= planned else None
-    return Evidence(
+    return CollectorEvidence(
         name=name,
         isolated=interval(contrasts(segments, (only,), (OFF,), cycle), ceiling),
         marginal=None if marginal is None else interval(marginal),
@@ -103,11 +119,11 @@ def _evidence(measurement: Measurement, name: str, planned: set[str], differing:
     )
 
 
-def _evidence_all(measurement: Measurement, differing: frozenset[str]) -> Evidence:
+def _evidence_all(measurement: Measurement, differing: frozenset[str]) -> CollectorEvidence:
     found = interval(contrasts(measurement.segments, (ALL,), (OFF,), measurement.cycle))
     added, fault = count_difference(measurement.counts, ALL)
     accounted = measurement.accounted_percent.get(ALL)
-    return Evidence(ALL, found, found, accounted, added, fault, losses_differ=ALL in differing)
+    return CollectorEvidence(ALL, found, found, accounted, added, fault, losses_differ=ALL in differing)
 
 
 def _throughput(segments: Sequence[Segment]) -> Throughput | None:
@@ -140,7 +156,11 @@ def difference(
     if one.steps != other.steps or one.steps <= 0:
         return None, f"{other_name} was counted over {other.steps} steps, {name} over {one.steps}"
     if set(one.ways) != set(other.ways):
-        return None, f"{other_name} was counted by other ways ({', '.join(other.ways)}) than {name} ({', '.join(one.ways)})"
+        return (
+            None,
+            f"{other_name} was counted by other ways ({', '.join(other.ways)}) than {name} "
+            f"({', '.join(one.ways)})",
+        )
     added: dict[str, int | None] = {}
     for kind in COUNT_KINDS:
         before, after = getattr(one, kind), getattr(other, kind)
@@ -150,8 +170,11 @@ def difference(
     return added, ""
 
 
-def compare_losses(segments: Sequence[Segment], arms: Sequence[str]) -> tuple[bool | None, tuple[str, ...], frozenset[str]]:
-    """(equal, notes, arms that differ): whether every segment of every arm gave the losses that `off` gave, bit for bit.
+def compare_losses(
+    segments: Sequence[Segment], arms: Sequence[str]
+) -> tuple[bool | None, tuple[str, ...], frozenset[str]]:
+    """(equal, notes, arms that differ): whether every segment of every arm gave the losses that `off` gave,
+    bit for bit.
 
     Segments whose losses were lost on the way are passed over; an arm with none at all makes the answer None.
     """
@@ -161,7 +184,9 @@ def compare_losses(segments: Sequence[Segment], arms: Sequence[str]) -> tuple[bo
             digests.setdefault(segment.arm, set()).add(segment.losses_digest)
     silent = [arm for arm in arms if not digests[arm]]
     reference = digests.get(OFF, set())
-    differing = frozenset(arm for arm, found in digests.items() if found and (len(found) > 1 or found != reference))
+    differing = frozenset(
+        arm for arm, found in digests.items() if found and (len(found) > 1 or found != reference)
+    )
     if len(reference) > 1:
         return False, ("the losses of arm 'off' differ between its own segments",), differing
     notes = [f"the losses of arm {arm!r} are not those of {OFF!r}" for arm in arms if arm in differing]

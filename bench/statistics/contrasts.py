@@ -1,12 +1,12 @@
 """From segments to one number for each round: the contrast of an arm with its control. Pure.
 
-theta is ln(seconds per token, arm) - ln(seconds per token, control), measured inside a round, where the machine was the same
-for both as nearly as it ever is. A round's theta is taken in two ways:
+theta is ln(seconds per token, arm) - ln(seconds per token, control), measured inside a round, where the
+machine was the same for both as nearly as it ever is. A round's theta is taken in two ways:
 
 - *plain*: whole segments, ln(seconds / tokens). What a user feels, and as noisy as the machine.
-- *step*: both arms replay the same batches, so step i of one pairs with step i of the other; the midmean (mean of the middle
-  half, weighted by how long each batch takes) of the paired log differences. A stall of the machine falls on few steps and
-  is trimmed.
+- *step*: both arms replay the same batches, so step i of one pairs with step i of the other; the midmean
+  (mean of the middle half, weighted by how long each batch takes) of the paired log differences. A stall of
+  the machine falls on few steps and is trimmed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Rounds:
         process: which process the round belongs to.
         plain: contrast of whole segments.
         step: midmean contrast of paired steps; empty when steps were not timed.
-        tail: share of the time in steps far slower than their partner less the share far faster; empty likewise.
+        tail: share of the time in steps far slower than their partner less the share far faster; empty
+            likewise.
     """
 
     process: NDArray[np.int64]
@@ -51,8 +52,8 @@ class Rounds:
 def midmean(values: Floats, weights: Floats, trim: float = TRIM) -> Floats:
     """Weighted mean of what is left of `values` `[..., k]` after `trim` of the weight is cut from each end.
 
-    `weights` `[k]` or like `values`, positive. A value on the edge keeps the part of its weight that is inside. Returns `[...]`.
-    """
+    `weights` `[k]` or like `values`, positive. A value on the edge keeps the part of its weight that is
+    inside. Returns `[...]`."""
     weights = np.broadcast_to(weights, values.shape)
     order = np.argsort(values, axis=-1)
     ranked = np.take_along_axis(values, order, axis=-1)
@@ -68,8 +69,8 @@ def midmean(values: Floats, weights: Floats, trim: float = TRIM) -> Floats:
 def tail_excess(differences: Floats, weights: Floats, centre: Floats) -> Floats:
     """Weight share of `differences` `[..., k]` far above `centre` `[...]` less the share far below.
 
-    Under exchangeable noise both tails of a paired difference are alike, so the expectation is 0 whatever the machine does.
-    """
+    Under exchangeable noise both tails of a paired difference are alike, so the expectation is 0 whatever the
+    machine does."""
     weights = np.broadcast_to(weights, differences.shape)
     away = differences - centre[..., None]
     width = TAIL_WIDTH * 1.4826 * np.median(np.abs(away), axis=-1, keepdims=True)
@@ -94,10 +95,11 @@ def rounds_of(segments: Iterable[Segment]) -> dict[tuple[int, int], list[Segment
 def contrast_of_round(
     members: Sequence[Segment], arms: Sequence[str], controls: Sequence[str], cycle: int
 ) -> tuple[float, float, float] | None:
-    """(plain, step, tail) of one round: mean of `arms` against mean of `controls`; None when an arm is missing.
+    """(plain, step, tail) of one round: mean of `arms` against mean of `controls`; None when an arm is
+    missing.
 
-    step and tail are NaN unless every segment timed its steps and pairs have at least half of their steps in common.
-    """
+    step and tail are NaN unless every segment timed its steps and pairs have at least half of their steps in
+    common."""
     present = {segment.arm for segment in members}
     if not present.issuperset(arms) or not present.issuperset(controls):
         return None
@@ -110,7 +112,10 @@ def contrast_of_round(
 
 def _mean_log(segments: Sequence[Segment], arms: Sequence[str]) -> float:
     """Mean over arms (each counted once, however often it was measured) of ln(seconds per token)."""
-    logs = [np.mean([np.log(s.seconds / s.tokens) for s in segments if s.arm == arm]) for arm in dict.fromkeys(arms)]
+    logs = [
+        np.mean([np.log(s.seconds / s.tokens) for s in segments if s.arm == arm])
+        for arm in dict.fromkeys(arms)
+    ]
     return float(np.mean(logs))
 
 
@@ -134,7 +139,9 @@ def _paired(
             differences = np.array([np.log(a[key] / b[key]) for key in common])
             weights = np.array([shortest[key] for key in common])
             centre = midmean(differences, weights)
-            per_arm.setdefault(one.arm, []).append((float(centre), float(tail_excess(differences, weights, centre))))
+            per_arm.setdefault(one.arm, []).append(
+                (float(centre), float(tail_excess(differences, weights, centre)))
+            )
     means = np.array([np.mean(pairs, axis=0) for pairs in per_arm.values()])
     step, tail = means.mean(axis=0)
     return float(step), float(tail)
@@ -150,7 +157,9 @@ def collect(rows: Iterable[tuple[int, tuple[float, float, float]]]) -> Rounds:
     return Rounds(process, values[:, 0], values[:, 1] if timed else none, values[:, 2] if timed else none)
 
 
-def contrasts(segments: Iterable[Segment], arms: Sequence[str], controls: Sequence[str], cycle: int) -> Rounds:
+def contrasts(
+    segments: Iterable[Segment], arms: Sequence[str], controls: Sequence[str], cycle: int
+) -> Rounds:
     """The contrast of every round that holds all of `arms` and `controls`."""
     found = []
     for (process, _), members in rounds_of(segments).items():

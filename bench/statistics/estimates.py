@@ -1,15 +1,17 @@
-"""From the contrasts of rounds to a mean with its error, and which estimator is let to judge. Pure; log units.
+"""From the contrasts of rounds to a mean with its error, and which estimator is let to judge. Pure; log
+units.
 
 - *plain*: the mean over rounds of whole segments. Blind to nothing.
-- *middle*: the mean of the middle half of those rounds. On a shared machine the noise of rounds has heavy tails (a round in
-  which others took the core), and this is a quarter sharper there: as good as 1.8 times the rounds.
+- *middle*: the mean of the middle half of those rounds. On a shared machine the noise of rounds has heavy
+  tails (a round in which others took the core), and this is a quarter sharper there: as good as 1.8 times the
+  rounds.
 - *step*: the mean over rounds of the midmean of paired steps (see `contrasts`).
 
-The latter two trim what falls on few rounds or steps, and a cost that falls there would be trimmed too. So each judges only
-where it is clearly sharper than plain, and not where one of two checks sees such a cost.
+The latter two trim what falls on few rounds or steps, and a cost that falls there would be trimmed too. So
+each judges only where it is clearly sharper than plain, and not where one of two checks sees such a cost.
 
-Rounds are the units of a t interval; with several processes the process is (Kalibera and Jones 2013, see `combine`).
-"""
+Rounds are the units of a t interval; with several processes the process is (Kalibera and Jones 2013, see
+`combine`)."""
 
 from __future__ import annotations
 
@@ -24,12 +26,14 @@ from scipy import special, stats
 from bench.statistics.contrasts import TAIL_WIDTH, Floats, Rounds
 
 SHARPER: Final = 0.8
-"""The step estimator judges only where its rounds spread by less than this share of what whole segments do. Where it gains
-less it would trim part of a cost away for nothing. A choice by spread alone says nothing of the effect: it costs no error."""
+"""The step estimator judges only where its rounds spread by less than this share of what whole segments do.
+Where it gains less it would trim part of a cost away for nothing. A choice by spread alone says nothing of
+the effect: it costs no error."""
 MIDDLE_SHARPER: Final = 0.9
 """The same of the middle half's standard error. Under normal noise it is 1.09 times plain's."""
 MIDDLE_ROUNDS: Final = 40
-"""Rounds in all that the middle half needs: of fewer it leaves too few degrees of freedom to gain anything."""
+"""Rounds in all that the middle half needs: of fewer it leaves too few degrees of freedom to gain
+anything."""
 MIDDLE_OF_PROCESS: Final = 16
 """Rounds of each process that it needs."""
 CUT: Final = 0.25
@@ -81,7 +85,8 @@ def by_process(values: Floats, process: NDArray[np.int64]) -> list[Floats]:
 
 
 def estimate_units(values: Floats, process: NDArray[np.int64]) -> Estimate | None:
-    """The mean over processes with its standard error; over the rounds when there is one process. None below two units."""
+    """The mean over processes with its standard error; over the rounds when there is one process. None below
+    two units."""
     groups = by_process(values, process)
     if len(groups) < 2:
         return estimate(values)
@@ -95,10 +100,10 @@ def estimate_units(values: Floats, process: NDArray[np.int64]) -> Estimate | Non
 def combine(groups: Sequence[Estimate]) -> Estimate:
     """The mean of processes from the estimate of each; of one, that itself.
 
-    The process is the unit. Only when three or more processes spread no more than their own rounds account for are the rounds
-    taken instead: their standard error is then the larger one, and has more degrees of freedom. The error stays within ALPHA
-    whatever the spread between processes (tested), and intervals of few launches get a third narrower where there is none.
-    """
+    The process is the unit. Only when three or more processes spread no more than their own rounds account
+    for are the rounds taken instead: their standard error is then the larger one, and has more degrees of
+    freedom. The error stays within ALPHA whatever the spread between processes (tested), and intervals of few
+    launches get a third narrower where there is none."""
     if len(groups) < 2:
         return groups[0]
     between = estimate(np.array([group.theta for group in groups]))
@@ -106,7 +111,9 @@ def combine(groups: Sequence[Estimate]) -> Estimate:
     within = float(np.sqrt(sum(group.standard_error**2 for group in groups))) / len(groups)
     if len(groups) < 3 or between.standard_error > within:
         return between
-    return Estimate(between.theta, within, sum(g.df for g in groups), np.concatenate([g.values for g in groups]))
+    return Estimate(
+        between.theta, within, sum(g.df for g in groups), np.concatenate([g.values for g in groups])
+    )
 
 
 def estimate(values: Floats) -> Estimate | None:
@@ -118,10 +125,11 @@ def estimate(values: Floats) -> Estimate | None:
 
 
 def trimmed(values: Floats) -> Estimate:
-    """Mean of the middle half of `values` `[n >= 8]`, standard error by Yuen 1974: from the winsorised variance, h - 1 df.
+    """Mean of the middle half of `values` `[n >= 8]`, standard error by Yuen 1974: from the winsorised
+    variance, h - 1 df.
 
-    `values` of the result are clipped at the median of |value|, which a change of sign leaves alone: for the sign-flip test.
-    """
+    `values` of the result are clipped at the median of |value|, which a change of sign leaves alone: for the
+    sign-flip test."""
     n = len(values)
     cut = int(CUT * n)
     ranked = np.sort(values)
@@ -141,11 +149,11 @@ def estimate_middle(values: Floats, process: NDArray[np.int64]) -> Estimate | No
 
 
 def falls_on_few_steps(rounds: Rounds) -> bool:
-    """True when one arm has more slow steps than the other, or whole segments lose more than their middle steps.
+    """True when one arm has more slow steps than the other, or whole segments lose more than their middle
+    steps.
 
-    Then the step estimator, which trims slow steps, would hide a cost. Each of the two checks errs in 1 of 20 runs, towards
-    the plain estimator, which is honest and merely wider.
-    """
+    Then the step estimator, which trims slow steps, would hide a cost. Each of the two checks errs in 1 of 20
+    runs, towards the plain estimator, which is honest and merely wider."""
     if not len(rounds.step):
         return False
     for values in (rounds.tail, rounds.plain - rounds.step):
@@ -156,11 +164,12 @@ def falls_on_few_steps(rounds: Rounds) -> bool:
 
 
 def falls_on_few_rounds(values: Floats, process: NDArray[np.int64]) -> bool:
-    """True when more rounds are far above the middle of their process than far below, or the mean is above the middle half's.
+    """True when more rounds are far above the middle of their process than far below, or the mean is above
+    the middle half's.
 
-    The same two checks for the middle half of the rounds: of the number of far-off rounds by a sign test, of their weight by the
-    mean's influence beyond that of the middle half. Under noise that treats both arms alike, a round's contrast is symmetric.
-    """
+    The same two checks for the middle half of the rounds: of the number of far-off rounds by a sign test, of
+    their weight by the mean's influence beyond that of the middle half. Under noise that treats both arms
+    alike, a round's contrast is symmetric."""
     far_above = far = 0
     beyond: list[Floats] = []
     for group in by_process(values, process):
@@ -180,7 +189,9 @@ def falls_on_few_rounds(values: Floats, process: NDArray[np.int64]) -> bool:
 
 def step_is_sharper(rounds: Rounds) -> bool:
     """Steps were timed, and rounds spread much less in them than as a whole."""
-    return len(rounds.step) > 1 and _within(rounds.step, rounds.process) < SHARPER * _within(rounds.plain, rounds.process)
+    return len(rounds.step) > 1 and _within(rounds.step, rounds.process) < SHARPER * _within(
+        rounds.plain, rounds.process
+    )
 
 
 def _within(values: Floats, process: NDArray[np.int64]) -> float:
@@ -189,7 +200,8 @@ def _within(values: Floats, process: NDArray[np.int64]) -> float:
 
 
 def middle_is_sharper(values: Floats, process: NDArray[np.int64]) -> bool:
-    """There are enough rounds, and their middle half has much the smaller error. Compared inside processes."""
+    """There are enough rounds, and their middle half has much the smaller error. Compared inside
+    processes."""
     groups = by_process(values, process)
     if len(values) < MIDDLE_ROUNDS or min(len(group) for group in groups) < MIDDLE_OF_PROCESS:
         return False

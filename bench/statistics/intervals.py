@@ -1,8 +1,8 @@
-"""Intervals: the slowdown of an arm with its one-sided bounds, and the p-values that verdicts are taken from. Pure.
+"""Intervals: the slowdown of an arm with its one-sided bounds, and the p-values that verdicts are taken from.
+Pure.
 
-`contrasts` makes one number of each round, `estimates` a mean and its error of those. U < margin is non-inferiority, with
-L > -margin equivalence (two one-sided tests, Schuirmann 1987).
-"""
+`contrasts` makes one number of each round, `estimates` a mean and its error of those. U < margin is
+non-inferiority, with L > -margin equivalence (two one-sided tests, Schuirmann 1987)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from bench.statistics.estimates import Estimate, estimate_units, judging, p_of, 
 ALPHA: Final = 0.05
 """Error that each one-sided bound keeps, whenever the stopping rule stops."""
 NOMINAL: Final = 0.04
-"""Error at which bounds are computed. Stopping on a spread that happens to be small adds up to a fifth (6.2% for a nominal 5%,
-5.0% for a nominal 4%: `python -m bench.selfcheck.simulate`), so this is what keeps ALPHA."""
+"""Error at which bounds are computed. Stopping on a spread that happens to be small adds up to a fifth (6.2%
+for a nominal 5%, 5.0% for a nominal 4%: `python -m bench.selfcheck.simulate`), so this is what keeps
+ALPHA."""
 POWER: Final = 0.95
 """Share of runs in which a slowdown as large as the printed MDE is found."""
 SWITCHED: Final = 0.01
-"""Error at which the lower bound is taken when the checks for a cost on few steps or rounds make the plain estimator judge: they
-choose it when it happens to be high, so at NOMINAL it would call identical code slower too often."""
+"""Error at which the lower bound is taken when the checks for a cost on few steps or rounds make the plain
+estimator judge: they choose it when it happens to be high, so at NOMINAL it would call identical code slower
+too often."""
 FLIPS: Final = 1999
 EXACT_FLIPS: Final = 12
 """Up to so many units every sign pattern is tried."""
@@ -34,10 +36,10 @@ EXACT_FLIPS: Final = 12
 def interval(rounds: Rounds, ceiling: Rounds | None = None, alpha: float = NOMINAL) -> Interval | None:
     """The slowdown with its one-sided bounds, from at least two units.
 
-    `ceiling`: contrast of the arms in which the collector is on together with others. Switching more on never makes training
-    faster, so their mean cost is no less than this one's and their upper bound holds for it too. With it the upper bound is
-    the lower of the two, each taken at half of alpha (Bonferroni), which keeps the error.
-    """
+    `ceiling`: contrast of the arms in which the collector is on together with others. Switching more on never
+    makes training faster, so their mean cost is no less than this one's and their upper bound holds for it
+    too. With it the upper bound is the lower of the two, each taken at half of alpha (Bonferroni), which
+    keeps the error."""
     judge = judging(rounds)
     if judge is None:
         return None
@@ -49,7 +51,8 @@ def interval(rounds: Rounds, ceiling: Rounds | None = None, alpha: float = NOMIN
         above = top.estimate
         high = min(found.theta + found.bound(alpha / 2), above.theta + above.bound(alpha / 2))
     return Interval(
-        # Where the other arms bound the cost below its own estimate, the estimate goes down to the bound with it.
+        # Where the other arms bound the cost below its own estimate, the estimate goes down to the bound with
+        # it.
         percent=slowdown_percent(min(found.theta, high)),
         low=slowdown_percent(low),
         high=slowdown_percent(high),
@@ -71,7 +74,8 @@ def plain_percent(rounds: Rounds) -> float:
 
 
 def minimum_detectable(found: Estimate, alpha: float = NOMINAL, power: float = POWER) -> float:
-    """Smallest theta found (L > 0) in `power` of runs with this spread and as many units: (t_alpha + t_beta) s / sqrt(n)."""
+    """Smallest theta found (L > 0) in `power` of runs with this spread and as many units: (t_alpha + t_beta)
+    s / sqrt(n)."""
     return (t_quantile(1.0 - alpha, found.df) + t_quantile(power, found.df)) * found.standard_error
 
 
@@ -83,7 +87,8 @@ def _signs(n: int, seed: int) -> Floats:
 
 
 def sign_flip(values: Floats, null: float = 0.0, seed: int = 0) -> float:
-    """One-sided p of "the mean is at most `null`" when every sign of (value - null) was as likely; no normality needed.
+    """One-sided p of "the mean is at most `null`" when every sign of (value - null) was as likely; no
+    normality needed.
 
     All 2^n patterns up to 12 units, else 1999 random ones from `seed`. The smallest p possible is 2^-n.
     """
@@ -100,7 +105,8 @@ def equivalence_p(found: Estimate, margin: float) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's adjusted p of each name: blame at the family's error needs p <= alpha. (To pass all, no adjustment is due.)"""
+    """Holm's adjusted p of each name: blame at the family's error needs p <= alpha. (To pass all, no
+    adjustment is due.)"""
     adjusted: dict[str, float] = {}
     running = 0.0
     ranked = sorted(p_values.items(), key=lambda item: item[1])
@@ -110,7 +116,9 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def throughput(segments: Iterable[Segment], arm: str, alpha: float = NOMINAL) -> tuple[float, float, float] | None:
+def throughput(
+    segments: Iterable[Segment], arm: str, alpha: float = NOMINAL
+) -> tuple[float, float, float] | None:
     """Tokens per second of an arm with one-sided bounds, from the mean log over rounds; None below two units.
 
     Holds for this session only: what changes between sessions is invisible from inside one.
@@ -120,7 +128,9 @@ def throughput(segments: Iterable[Segment], arm: str, alpha: float = NOMINAL) ->
         for (process, _), members in rounds_of(segments).items()
         if any(s.arm == arm for s in members)
     ]
-    found = estimate_units(np.array([value for _, value in rows]), np.array([p for p, _ in rows], dtype=np.int64))
+    found = estimate_units(
+        np.array([value for _, value in rows]), np.array([p for p, _ in rows], dtype=np.int64)
+    )
     if found is None:
         return None
     half = found.bound(alpha)

@@ -1,17 +1,17 @@
 """When to stop measuring: precision stopping on the intervals of the contrasts.
 
-At a few looks (8, 12, 18, 27, ... rounds, each 1.5 times the last) the rule asks of every contrast that is judged: is the
-half-width of its 90% interval at most a third of its budget? It stops when all say yes, when the time is up, or when the last
-look is reached. Why this rule and not another:
+At a few looks (8, 12, 18, 27, ... rounds, each 1.5 times the last) the rule asks of every contrast that is
+judged: is the half-width of its 90% interval at most a third of its budget? It stops when all say yes, when
+the time is up, or when the last look is reached. Why this rule and not another:
 
-- It looks at the spread and never at the sign or size of the effect, so a slowdown cannot be looked for until it shows:
-  peeking with a significance test at every round costs 23% false alarms instead of 5. The looks are few because stopping on
-  a spread that happens to be small makes intervals a little too short; `python -m bench.selfcheck.simulate` shows that at these
-  looks bounds taken at 4% keep an error of 5%.
-- A third, because then identical code is `within` in over 99.9 runs of 100, a cost of a third of the budget in 95, and a
-  slowdown as large as the budget has L > 0 in over 99.
-- A pilot-sized rule (Stein) rests everything on the spread of the first 8 rounds, and a group-sequential one needs a fixed last
-  look, which a budget in minutes on a shared machine does not give.
+- It looks at the spread and never at the sign or size of the effect, so a slowdown cannot be looked for until
+  it shows: peeking with a significance test at every round costs 23% false alarms instead of 5. The looks are
+  few because stopping on a spread that happens to be small makes intervals a little too short; `python -m
+  bench.selfcheck.simulate` shows that at these looks bounds taken at 4% keep an error of 5%.
+- A third, because then identical code is `within` in over 99.9 runs of 100, a cost of a third of the budget
+  in 95, and a slowdown as large as the budget has L > 0 in over 99.
+- A pilot-sized rule (Stein) rests everything on the spread of the first 8 rounds, and a group-sequential one
+  needs a fixed last look, which a budget in minutes on a shared machine does not give.
 
 Pure: the caller brings the contrasts of the rounds so far, and the clock.
 """
@@ -53,7 +53,8 @@ class Decision:
     Attributes:
         stop: whether to stop now.
         why: "clear" (precise enough), "time", "rounds", or "" while going on.
-        waiting: the contrasts that are not precise enough, each with its half-width over the one aimed at, the worst first.
+        waiting: the contrasts that are not precise enough, each with its half-width over the one aimed at,
+            the worst first.
     """
 
     stop: bool
@@ -62,7 +63,8 @@ class Decision:
 
 
 def judged(arms: Sequence[Arm], collectors: Sequence[str]) -> dict[str, Contrast]:
-    """The contrasts of a plan under the name of the arm that they cost: "all", "only:<c>", "without:<c>" (all against it)."""
+    """The contrasts of a plan under the name of the arm that they cost: "all", "only:<c>", "without:<c>" (all
+    against it)."""
     names = {arm.name for arm in arms}
     found: dict[str, Contrast] = {}
     if ALL in names:
@@ -75,7 +77,7 @@ def judged(arms: Sequence[Arm], collectors: Sequence[str]) -> dict[str, Contrast
     return found
 
 
-class Watch:
+class StoppingRule:
     """Holds the contrasts of each finished round, so that a look costs little while the pipeline runs on.
 
     Args:
@@ -84,15 +86,22 @@ class Watch:
         cycle: batches in the replayed cycle.
     """
 
-    def __init__(self, contrasts: Mapping[str, Contrast], budgets_percent: Mapping[str, float], cycle: int) -> None:
+    def __init__(
+        self, contrasts: Mapping[str, Contrast], budgets_percent: Mapping[str, float], cycle: int
+    ) -> None:
         self._contrasts = dict(contrasts)
-        self._targets = {name: SHARE_OF_BUDGET * log_ratio(percent) for name, percent in budgets_percent.items()}
+        self._targets = {
+            name: SHARE_OF_BUDGET * log_ratio(percent) for name, percent in budgets_percent.items()
+        }
         self._cycle = cycle
-        self._rows: dict[str, list[tuple[int, tuple[float, float, float]]]] = {name: [] for name in self._targets}
+        self._rows: dict[str, list[tuple[int, tuple[float, float, float]]]] = {
+            name: [] for name in self._targets
+        }
         self._count = 0
 
     def add(self, members: Sequence[Segment]) -> None:
-        """Take in one finished round. A round that lacks an arm counts for the contrasts that it does hold."""
+        """Take in one finished round. A round that lacks an arm counts for the contrasts that it does
+        hold."""
         self._count += 1
         for name, rows in self._rows.items():
             row = contrast_of_round(members, *self._contrasts[name], self._cycle)
@@ -118,7 +127,9 @@ class Watch:
         at_look = self._count in looks(last=last)
         if not at_look and not out_of_time:
             return Decision(False, "")
-        waiting = tuple(sorted(((n, r) for n, r in self.half_widths().items() if r > 1.0), key=lambda item: -item[1]))
+        waiting = tuple(
+            sorted(((n, r) for n, r in self.half_widths().items() if r > 1.0), key=lambda item: -item[1])
+        )
         if not waiting and at_look:
             return Decision(True, "clear")
         if out_of_time:

@@ -1,10 +1,9 @@
 """Pure: intervals, counts and faults in, verdict and exit code out (docs/judging.md).
 
-Exact counts are compared exactly and need no statistics; timing is judged by its bounds. Passing needs every collector within
-its budget (intersection-union: no correction for their number); blaming one, as over its budget or as slower at all, needs
-Holm's correction over all of them. Nothing passes on nothing: what is missing, unarmed or unfit has a verdict of its own, and
-none of those is green.
-"""
+Exact counts are compared exactly and need no statistics; timing is judged by its bounds. Passing needs every
+collector within its budget (intersection-union: no correction for their number); blaming one, as over its
+budget or as slower at all, needs Holm's correction over all of them. Nothing passes on nothing: what is
+missing, unarmed or unfit has a verdict of its own, and none of those is green."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from math import inf
 from typing import Final
 
 from bench.records.types import ALL, Cost, ExitCode, Interval, Verdict
-from bench.statistics.analysis import COUNT_KINDS, Analysis, Evidence
+from bench.statistics.analysis import COUNT_KINDS, Analysis, CollectorEvidence
 from bench.statistics.intervals import ALPHA, NOMINAL, holm, p_over, p_under
 from bench.statistics.stopping import MIN_ROUNDS
 
@@ -26,7 +25,8 @@ AA_ALPHA: Final = 0.005
 AA_SHARE: Final = 0.25
 """Share of a collector's budget below which a difference between `off` and `off-again` does no harm."""
 FLIP_REACH: Final = 5
-"""From so many units on the sign-flip test can reach 0.05 (2^-5) and must agree before anything is called slower."""
+"""From so many units on the sign-flip test can reach 0.05 (2^-5) and must agree before anything is called
+slower."""
 CORRECTED: Final = "not proven once corrected for the number of contrasts"
 
 CODES: Final[Mapping[Verdict, ExitCode]] = {
@@ -59,10 +59,15 @@ class Judgement:
 
 
 def classify(found: Interval, budget_percent: float) -> Verdict:
-    """The verdict of one interval against one budget. `within` wins over `slower`: a proven small cost is within."""
+    """The verdict of one interval against one budget. `within` wins over `slower`: a proven small cost is
+    within."""
     slower = found.low > 0 and flip_agrees(found)
     if found.high < budget_percent:
-        return Verdict.WITHIN if plain_agrees(found, budget_percent) and precise(found, budget_percent) else Verdict.UNRESOLVED
+        return (
+            Verdict.WITHIN
+            if plain_agrees(found, budget_percent) and precise(found, budget_percent)
+            else Verdict.UNRESOLVED
+        )
     if found.low > budget_percent and slower:
         return Verdict.OVER
     return Verdict.SLOWER if slower else Verdict.UNRESOLVED
@@ -76,17 +81,21 @@ def flip_agrees(found: Interval) -> bool:
 def precise(found: Interval, budget_percent: float) -> bool:
     """The bound lies no further above the estimate than the budget is wide.
 
-    Else it is under the budget only because the estimate is far below zero, which no cost is: the luck of a noisy run.
-    """
+    Else it is under the budget only because the estimate is far below zero, which no cost is: the luck of a
+    noisy run."""
     return found.high - found.percent <= budget_percent
 
 
 def plain_agrees(found: Interval, budget_percent: float) -> bool:
-    """Whole segments also lost less than the budget, alone or in the arms with others on, as far as a point estimate tells.
+    """Whole segments also lost less than the budget, alone or in the arms with others on, as far as a point
+    estimate tells.
 
     What falls on few steps does not move the middle ones; this is what keeps it from passing.
     """
-    return min((p for p in (found.plain_percent, found.ceiling_percent) if p is not None), default=-inf) < budget_percent
+    return (
+        min((p for p in (found.plain_percent, found.ceiling_percent) if p is not None), default=-inf)
+        < budget_percent
+    )
 
 
 def judge(
@@ -99,9 +108,9 @@ def judge(
 ) -> Judgement:
     """The verdict of `overhead`.
 
-    Order, the first that applies: incomplete set (exit 5); losses differ or a counter not armed (4); an exact count rose (1);
-    machine unfit or A/A failed (4); over (1); slower or unresolved (3); within (0). An exact count outweighs an unfit
-    machine because no machine's noise can raise it.
+    Order, the first that applies: incomplete set (exit 5); losses differ or a counter not armed (4); an exact
+    count rose (1); machine unfit or A/A failed (4); over (1); slower or unresolved (3); within (0). An exact
+    count outweighs an unfit machine because no machine's noise can raise it.
 
     Args:
         unfit: what `machine.unfit` says.
@@ -119,7 +128,9 @@ def judge(
         faster=_far_below(analysis.collectors, -limit),
     )
     costs = tuple(_cost(e, budgets.collector_percent, bool(unsteady), blamed) for e in analysis.collectors)
-    everything = None if analysis.all is None else _cost(analysis.all, budgets.all_percent, bool(unsteady), None)
+    everything = (
+        None if analysis.all is None else _cost(analysis.all, budgets.all_percent, bool(unsteady), None)
+    )
     verdict, code, reasons = _whole(costs, everything, budgets, incomplete, invalid, unsteady)
     return Judgement(verdict, code, tuple(dict.fromkeys(reasons)), costs, everything)
 
@@ -198,20 +209,23 @@ def _aa_failed(aa: Interval | None, budgets: Budgets) -> list[str]:
     if aa is None or aa.p_two_sided is None:
         return []
     if aa.p_two_sided < AA_ALPHA and abs(aa.percent) > AA_SHARE * budgets.collector_percent:
-        return [f"A/A failed: 'off-again' differs from 'off' by {aa.percent:+.2f}% (p = {aa.p_two_sided:.2g})"]
+        return [
+            f"A/A failed: 'off-again' differs from 'off' by {aa.percent:+.2f}% (p = {aa.p_two_sided:.2g})"
+        ]
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class _Blamed:
-    """Collectors that are over budget, slower at all, or faster than can be, once corrected for the number of contrasts."""
+    """Collectors that are over budget, slower at all, or faster than can be, once corrected for the number of
+    contrasts."""
 
     over: frozenset[str]
     slower: frozenset[str]
     faster: frozenset[str]
 
 
-def _above(evidence: Sequence[Evidence], percent: float) -> frozenset[str]:
+def _above(evidence: Sequence[CollectorEvidence], percent: float) -> frozenset[str]:
     """Collectors with a contrast above `percent` after Holm's correction over all contrasts."""
     p_values = {
         f"{e.name} {kind}": p_over(found, percent)
@@ -222,14 +236,19 @@ def _above(evidence: Sequence[Evidence], percent: float) -> frozenset[str]:
     return frozenset(name.rsplit(" ", 1)[0] for name, p in holm(p_values).items() if p <= NOMINAL)
 
 
-def _far_below(evidence: Sequence[Evidence], percent: float) -> frozenset[str]:
+def _far_below(evidence: Sequence[CollectorEvidence], percent: float) -> frozenset[str]:
     """Collectors whose own contrast is below `percent` for as good as sure."""
     p_values = {e.name: p_under(e.isolated, percent) for e in evidence if e.isolated is not None}
     return frozenset(name for name, p in holm(p_values).items() if p <= AA_ALPHA)
 
 
 def _cost(
-    evidence: Evidence, budget_percent: float, unsteady: bool, blamed: _Blamed | None, *, may_be_faster: bool = False
+    evidence: CollectorEvidence,
+    budget_percent: float,
+    unsteady: bool,
+    blamed: _Blamed | None,
+    *,
+    may_be_faster: bool = False,
 ) -> Cost:
     verdict, reasons = _judge_one(evidence, budget_percent, unsteady, blamed, may_be_faster)
     added = evidence.added or {}
@@ -248,12 +267,16 @@ def _cost(
 
 
 def _judge_one(
-    evidence: Evidence, budget_percent: float, unsteady: bool, blamed: _Blamed | None, may_be_faster: bool
+    evidence: CollectorEvidence,
+    budget_percent: float,
+    unsteady: bool,
+    blamed: _Blamed | None,
+    may_be_faster: bool,
 ) -> tuple[Verdict, list[str]]:
     """Verdict of one collector, or of "all" (`blamed` None: its one contrast needs no correction).
 
-    A collector that makes training faster by more than its budget is a fault; between two commits faster is good news.
-    """
+    A collector that makes training faster by more than its budget is a fault; between two commits faster is
+    good news."""
     if evidence.count_fault:
         return Verdict.INVALID, [evidence.count_fault]
     if evidence.losses_differ:
@@ -266,14 +289,18 @@ def _judge_one(
         return Verdict.INVALID, ["not measured"]
     if unsteady:
         return Verdict.INVALID, ["the machine or the A/A arm was unfit"]
-    faster = p_under(isolated, -budget_percent) <= AA_ALPHA if blamed is None else evidence.name in blamed.faster
+    faster = (
+        p_under(isolated, -budget_percent) <= AA_ALPHA if blamed is None else evidence.name in blamed.faster
+    )
     if faster and not may_be_faster:
-        return Verdict.INVALID, [f"faster by {-isolated.percent:.2f}% when on: it cannot be doing the same work"]
+        return Verdict.INVALID, [
+            f"faster by {-isolated.percent:.2f}% when on: it cannot be doing the same work"
+        ]
     return _judge_timing(evidence, isolated, budget_percent, blamed)
 
 
 def _judge_timing(
-    evidence: Evidence, isolated: Interval, budget_percent: float, blamed: _Blamed | None
+    evidence: CollectorEvidence, isolated: Interval, budget_percent: float, blamed: _Blamed | None
 ) -> tuple[Verdict, list[str]]:
     both = [("alone", isolated)]
     if evidence.marginal is not None and blamed is not None:
@@ -289,20 +316,30 @@ def _judge_timing(
     if verdict is Verdict.WITHIN:
         accounted = evidence.accounted_percent
         if accounted is not None and accounted > budget_percent:
-            return Verdict.SLOWER, [f"its own code takes {accounted:.2f}% of the step, budget {budget_percent:g}%"]
+            return Verdict.SLOWER, [
+                f"its own code takes {accounted:.2f}% of the step, budget {budget_percent:g}%"
+            ]
         return verdict, [f"at most {isolated.high:.2f}%, budget {budget_percent:g}%"]
     if isolated.high < budget_percent and not precise(isolated, budget_percent):
-        return verdict, [f"not resolved: {_range(isolated)} is under the budget by luck, as no cost is below zero"]
+        return verdict, [
+            f"not resolved: {_range(isolated)} is under the budget by luck, as no cost is below zero"
+        ]
     if isolated.high < budget_percent:
         return verdict, [
-            f"not resolved: middle steps lose at most {isolated.high:.2f}%, but whole segments {isolated.plain_percent:.2f}%: "
+            f"not resolved: middle steps lose at most {isolated.high:.2f}%, but whole segments "
+            f"{isolated.plain_percent:.2f}%: "
             "the cost may fall on few steps"
         ]
     if verdict is Verdict.SLOWER and blamed is not None and evidence.name not in blamed.slower:
         return Verdict.UNRESOLVED, [f"slower by {_range(isolated)}; {CORRECTED}"]
     if verdict is Verdict.SLOWER:
-        return verdict, [f"slower by {_range(isolated)}, not resolved against the budget of {budget_percent:g}%"]
-    return verdict, [f"not resolved: {_range(isolated)}, budget {budget_percent:g}%; smallest cost found: {isolated.mde:.2f}%"]
+        return verdict, [
+            f"slower by {_range(isolated)}, not resolved against the budget of {budget_percent:g}%"
+        ]
+    return verdict, [
+        f"not resolved: {_range(isolated)}, budget {budget_percent:g}%; smallest cost found: "
+        f"{isolated.mde:.2f}%"
+    ]
 
 
 def _range(found: Interval) -> str:
@@ -310,7 +347,11 @@ def _range(found: Interval) -> str:
 
 
 def _rises(added: Mapping[str, int | None]) -> list[str]:
-    return [f"{kind} rose by {count}" for kind in COUNT_KINDS if (count := added.get(kind)) is not None and count > 0]
+    return [
+        f"{kind} rose by {count}"
+        for kind in COUNT_KINDS
+        if (count := added.get(kind)) is not None and count > 0
+    ]
 
 
 def _added(cost: Cost) -> dict[str, int | None]:
@@ -330,7 +371,7 @@ def judge_pair(
     """The verdict of one contrast (`gate`: head against base), by the same order as `judge`."""
     if found is None:
         incomplete = (*incomplete, "incomplete: no interval, fewer than two whole rounds")
-    evidence = Evidence(name, found, found, added=dict(added or {}))
+    evidence = CollectorEvidence(name, found, found, added=dict(added or {}))
     cost = _cost(evidence, budget_percent, bool(unfit), None, may_be_faster=True)
     budgets = Budgets(budget_percent, budget_percent)
     verdict, code, reasons = _whole([], cost, budgets, incomplete, not_comparable, unfit)

@@ -1,4 +1,5 @@
-"""Losses laid beside the segments: pure functions. The weights stand still, so a batch's loss is the same bits every time."""
+"""Losses laid beside the segments: pure functions. The weights stand still, so a batch's loss is the same
+bits every time."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ class LossCheck:
 
     Attributes:
         segments: the segments with their digests filled in.
-        losses: one cycle of each arm, phase 0 first; NaN never occurs, an arm with a batch missing is left out.
-        difference: one line for the first step that differs from the first time its batch came; empty when none does.
+        losses: one cycle of each arm, phase 0 first; NaN never occurs, an arm with a batch missing is left
+            out.
+        difference: one line for the first step that differs from the first time its batch came; empty when
+            none does.
         missing: steps inside segments whose loss never arrived.
     """
 
@@ -49,7 +52,11 @@ def check_losses(taken: Sequence[Taken], losses: Sequence[tuple[int, float]], cy
             per_arm.setdefault(segment.arm, {})[step % cycle] = by_step[step]
         complete = len(seen) == cycle
         segments.append(replace(segment, losses_digest=_digest(seen, cycle) if complete else ""))
-    whole = {arm: tuple(values[place] for place in range(cycle)) for arm, values in per_arm.items() if len(values) == cycle}
+    whole = {
+        arm: tuple(values[place] for place in range(cycle))
+        for arm, values in per_arm.items()
+        if len(values) == cycle
+    }
     return LossCheck(tuple(segments), whole, first_difference(taken, losses, cycle), missing)
 
 
@@ -79,7 +86,10 @@ def first_difference(taken: Sequence[Taken], losses: Sequence[tuple[int, float]]
             where = f"washout of arm {taken[at + 1].segment.arm}"
         else:
             where = "after the last segment"
-        return f"step {step} (batch {step % cycle} of the cycle, {where}): loss {loss!r}, was {before[1]!r} at step {before[0]}"
+        return (
+            f"step {step} (batch {step % cycle} of the cycle, {where}): loss {loss!r}, was {before[1]!r} at "
+            f"step {before[0]}"
+        )
     return ""
 
 

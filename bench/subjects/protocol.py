@@ -1,9 +1,8 @@
 """What is measured: a small protocol, and the clock that every subject calls at its step boundaries.
 
-A subject builds once, warms up, and then runs without a pause: at the end of each segment it takes the next request, throws
-the switches, drops the washout and times the next whole cycles of batches. The requests are a lazy iterator, so whoever
-plans them may look at the segments that are already there.
-"""
+A subject builds once, warms up, and then runs without a pause: at the end of each segment it takes the next
+request, throws the switches, drops the washout and times the next whole cycles of batches. The requests are a
+lazy iterator, so whoever plans them may look at the segments that are already there."""
 
 from __future__ import annotations
 
@@ -54,10 +53,12 @@ class SubjectResult:
 
     Attributes:
         losses: (step, loss) in any order; steps whose loss was dropped on the way are missing.
-        accounted_percent: instruments' and monitor's own cost as a share of the step, per collector and for "all".
+        accounted_percent: instruments' and monitor's own cost as a share of the step, per collector and for
+            "all".
         stage_tokens_per_second: throughput of the slowest stage alone, None when unknown.
         peak_memory_bytes: peak of the process (or of its GPUs, whichever the subject trains on).
-        notes: things to be told in the report, one line each (dropped losses, a collector that switched itself off).
+        notes: things to be told in the report, one line each (dropped losses, a collector that switched
+            itself off).
         faults: things that make the run invalid, one line each.
     """
 
@@ -87,14 +88,16 @@ class Subject(Protocol):
         """Build everything that is built once. Raises UserError for bad input."""
 
     def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
-        """Run until `requests` ends, calling `on_segment` for each in turn, on whatever thread the steps run."""
+        """Run until `requests` ends, calling `on_segment` for each in turn, on whatever thread the steps
+        run."""
 
     def close(self) -> None:
         """Release everything; may be called after a failed open."""
 
 
 class Settings(Protocol):
-    """The user's settings of a subject. Only the subject looks inside; the rest of the harness names and compares them."""
+    """The user's settings of a subject. Only the subject looks inside; the rest of the harness names and
+    compares them."""
 
     @property
     def name(self) -> str:
@@ -105,15 +108,20 @@ class Settings(Protocol):
 
 
 class SubjectKind(Protocol):
-    """What can be asked for with `--subject NAME`: makes subjects, and says what else can be asked about them."""
+    """What can be asked for with `--subject NAME`: makes subjects, and says what else can be asked about
+    them."""
 
     name: str
     counted: bool
-    """Its steps work on a device: a verdict needs exact counts, and a gate compares the first losses of both commits."""
+    """Its steps work on a device: a verdict needs exact counts, and a gate compares the first losses of both
+    commits."""
     gate_launches: int | None
-    """Launches of a gate where building costs next to nothing; None: as many as the gate itself thinks fit."""
+    """Launches of a gate where building costs next to nothing; None: as many as the gate itself thinks
+    fit."""
 
-    def make(self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False) -> Subject:
+    def make(
+        self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
+    ) -> Subject:
         """A subject, not built yet.
 
         Args:
@@ -132,15 +140,17 @@ class SubjectKind(Protocol):
         """Inside the counting process: exact counts by arm.
 
         Args:
-            request: `config` (of `counted_as`), `plants`, `arms` {name: collectors that are on}, `all_collectors` (the arm
-                `all` means all that this tree has).
+            request: `config` (of `counted_as`), `plants`, `arms` {name: collectors that are on},
+                `all_collectors` (the arm `all` means all that this tree has).
         """
 
     def to_order(self, settings: Any, cache: Callable[[Path, str], Path]) -> dict[str, Any]:
-        """Settings for a process of a gate, as JSON. Only those that differ from the defaults: base may not know the newest.
+        """Settings for a process of a gate, as JSON. Only those that differ from the defaults: base may not
+        know the newest.
 
         Args:
-            cache: (the folder of prepared data, the folder of the code that prepares it) -> the folder for this process.
+            cache: (the folder of prepared data, the folder of the code that prepares it) -> the folder for
+                this process.
         """
 
     def from_order(self, order: Mapping[str, Any]) -> Any:
@@ -190,7 +200,8 @@ class HostMarks:
 
 
 def busy_wait(nanoseconds: int) -> int:
-    """Keep a core busy without holding the GIL (sha256 lets it go for large input); the last stretch holds it.
+    """Keep a core busy without holding the GIL (sha256 lets it go for large input); the last stretch holds
+    it.
 
     Returns the nanoseconds that it took.
     """
@@ -212,17 +223,20 @@ class Stepper:
         cycle: steps of the cycle; the phase of a segment is the place in it of its first step.
         requests: taken one by one, only when the last segment is done.
         switch: throws the collectors' switches to those of an arm.
-        injected: share of the time lost per collector name (0.02: the throughput drops by 2%), spent in the arms that carry it:
-            at each step, or where there is a fence at the segment's end, when all stand still. Another thread's work would go on
-            beside a wait and make up for part of it (2% lost by the drafter alone cost 1.2% on two shared cores).
+        injected: share of the time lost per collector name (0.02: the throughput drops by 2%), spent in the
+            arms that carry it: at each step, or where there is a fence at the segment's end, when all stand
+            still. Another thread's work would go on beside a wait and make up for part of it (2% lost by the
+            drafter alone cost 1.2% on two shared cores).
         marks, clock_ns: how boundaries are timed; a simulated subject brings its own.
         delay: loses nanoseconds.
-        waits_on_host: False where `delay` only enqueues a wait on the device, which the next step's time then holds.
-        fence: waits until all that the steps so far left to other threads and to devices is done, at both ends of a segment.
-            What it waits for at the end belongs to the segment.
+        waits_on_host: False where `delay` only enqueues a wait on the device, which the next step's time then
+            holds.
+        fence: waits until all that the steps so far left to other threads and to devices is done, at both
+            ends of a segment. What it waits for at the end belongs to the segment.
 
     Attributes:
-        pause_step: the next step at whose boundary the fence waits; known since the boundary where it waited last.
+        pause_step: the next step at whose boundary the fence waits; known since the boundary where it waited
+            last.
     """
 
     def __init__(
@@ -287,14 +301,17 @@ class Stepper:
             self._next(step)
 
     def _lose_time(self) -> None:
-        # The share is of the throughput: of every second, waits included, so many parts are lost. What one wait overshoots,
-        # the next one owes.
+        # The share is of the throughput: of every second, waits included, so many parts are lost. What one
+        # wait overshoots, the next one owes.
         entered_ns = self._clock_ns()
-        owed = self._owed_ns + (entered_ns - self._last_ns) * self._share / (1.0 - self._share * self._waits_on_host)
+        owed = self._owed_ns + (entered_ns - self._last_ns) * self._share / (
+            1.0 - self._share * self._waits_on_host
+        )
         if owed > 0:
             self._delay(int(owed))
         self._last_ns = self._clock_ns()
-        # By the clock and not by what the wait says of itself: the calls around it are lost as well, 2 us in a step of 2 ms.
+        # By the clock and not by what the wait says of itself: the calls around it are lost as well, 2 us in
+        # a step of 2 ms.
         self._owed_ns = owed - (self._last_ns - entered_ns) if self._waits_on_host else 0.0
 
     def _next(self, step: int) -> None:

@@ -1,8 +1,8 @@
 """A light subject of known speed: fixed CPU work in each step, and collectors that lose a known share of it.
 
-Two clocks. `SpinSubject()` works for real, so the noise is that of the machine. `SpinSubject(noise=Noise(...))` lets a
-simulated clock run instead: the same code path in no time at all, with noise of known size, correlation and drift.
-"""
+Two clocks. `SpinSubject()` works for real, so the noise is that of the machine.
+`SpinSubject(noise=Noise(...))` lets a simulated clock run instead: the same code path in no time at all, with
+noise of known size, correlation and drift."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from steptime.errors import UserError
 BLOCK_BYTES = 1 << 20
 """Work is hashing: single-threaded C code of a speed that hangs on the core alone, which lets the GIL go."""
 STEP_BYTES = 2 << 20
-"""Hashed in a step, on average; 1 to 5 ms. Fixed and not fitted to the core's speed: two processes of a gate must do the same
-work to the last byte, or they differ by what the fit erred."""
+"""Hashed in a step, on average; 1 to 5 ms. Fixed and not fitted to the core's speed: two processes of a gate
+must do the same work to the last byte, or they differ by what the fit erred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,11 @@ class SpinSubject:
 
     def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
         """Run steps until the requests end; real work stays on one core."""
-        with contextlib.nullcontext() if self._noise is not None else cores.kept_on(max(cores.usable(), default=None)):
+        with (
+            contextlib.nullcontext()
+            if self._noise is not None
+            else cores.kept_on(max(cores.usable(), default=None))
+        ):
             return self._run(requests, on_segment)
 
     def _run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
@@ -185,7 +189,9 @@ class SpinKind:
     counted = False
     gate_launches: int | None = 8
 
-    def make(self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False) -> SpinSubject:
+    def make(
+        self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
+    ) -> SpinSubject:
         if plant:
             raise UserError("--plant needs the trainer: the spin subject has no device work to spoil")
         return SpinSubject({"idle": 0.0, "idler": 0.0} | injected(inject_percent))

@@ -4,11 +4,10 @@
         train()
     print(syncs.table())
 
-Steps are those of the program's optimizers (`Optimizer.step`), or the calls of `syncs.step()`. On CUDA tensors say themselves
-where they are. On the CPU everything is taken to be on a device, except what came from numpy or Python values and what
-`.cpu()` returned; so `.to("cpu")` of a tensor that is there already counts for nothing. A program that names its device
-`cpu:0` is counted strictly: plain `cpu` is then the host.
-"""
+Steps are those of the program's optimizers (`Optimizer.step`), or the calls of `syncs.step()`. On CUDA
+tensors say themselves where they are. On the CPU everything is taken to be on a device, except what came from
+numpy or Python values and what `.cpu()` returned; so `.to("cpu")` of a tensor that is there already counts
+for nothing. A program that names its device `cpu:0` is counted strictly: plain `cpu` is then the host."""
 
 from __future__ import annotations
 
@@ -54,7 +53,8 @@ class SyncCount:
 
     @property
     def counts(self) -> Counts:
-        """(role, kind, place) -> number in whole steps behind the warm-up; of everything when the program marked no step."""
+        """(role, kind, place) -> number in whole steps behind the warm-up; of everything when the program
+        marked no step."""
         counts = self._ledger.counts.copy()
         if not self.finished and not self.warmup:
             return summed(counts)
@@ -75,8 +75,11 @@ class SyncCount:
 
 
 @contextlib.contextmanager
-def count_syncs(*, device: str | None = None, warmup: int = 0, role: str = MAIN, work: bool = False) -> Iterator[SyncCount]:
-    """Count what the calling thread does inside, its backward, and threads that are started inside by `Thread(target=...)`.
+def count_syncs(
+    *, device: str | None = None, warmup: int = 0, role: str = MAIN, work: bool = False
+) -> Iterator[SyncCount]:
+    """Count what the calling thread does inside, its backward, and threads that are started inside by
+    `Thread(target=...)`.
 
     Args:
         device: "cuda", "cpu", or "cpu:0" for strict counting; None: CUDA where there is some.

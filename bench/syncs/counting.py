@@ -1,7 +1,7 @@
 """Exact counts in a process of their own, untimed, while the timed process builds its subject.
 
-Counting slows every operation down, so it never runs beside a measurement: `wait` returns before the first segment is taken.
-"""
+Counting slows every operation down, so it never runs beside a measurement: `wait` returns before the first
+segment is taken."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Counter(Protocol):
 
 
 def counted_arms(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms worth counting: integers of `without:<c>` and `off-again` say nothing that the others do not."""
+    """The arms worth counting: integers of `without:<c>` and `off-again` say nothing that the others do
+    not."""
     return [arm for arm in arms if arm.name != OFF_AGAIN and not arm.name.startswith(WITHOUT)] or [Arm(OFF)]
 
 
@@ -115,11 +116,17 @@ class ProcessPending:
 
     def wait(self, reporter: Reporter) -> None:
         if self._process.poll() is None:
-            reporter.say("counting syncs, operations, copies and allocations exactly, in a process of its own")
+            reporter.say(
+                "counting syncs, operations, copies and allocations exactly, in a process of its own"
+            )
         self._ended()
         took = human_time(time.monotonic() - self._started)
         counts, faults = self.result()
-        reporter.say(f"exact counts of {len(counts)} arms in {took}" if not faults else f"exact counts failed: {faults[0]}")
+        reporter.say(
+            f"exact counts of {len(counts)} arms in {took}"
+            if not faults
+            else f"exact counts failed: {faults[0]}"
+        )
 
     def result(self) -> tuple[Mapping[str, ExactCounts], Sequence[str]]:
         if self._found is None:
@@ -144,8 +151,17 @@ class ProcessPending:
         lines = [line.rstrip() for line in self._errors.read().splitlines() if line.strip()]
         if code != 0:
             if len(lines) > 1 and not self._closed:
-                print("--- stderr of the counting process", *lines[-LAST_LINES:], "---", sep="\n", file=sys.stderr)
-            return {}, (f"the counting process failed (exit code {code}): {lines[-1].strip() if lines else 'no message'}",)
+                print(
+                    "--- stderr of the counting process",
+                    *lines[-LAST_LINES:],
+                    "---",
+                    sep="\n",
+                    file=sys.stderr,
+                )
+            return {}, (
+                f"the counting process failed (exit code {code}): "
+                f"{lines[-1].strip() if lines else 'no message'}",
+            )
         try:
             return COUNTS.validate_json(self._answer.read_bytes()), ()
         except (OSError, ValidationError) as error:

@@ -1,8 +1,8 @@
-"""All CUDA ways at once, around the workers of a trainer: modes, GPU trace, copy wrappers, allocator counters.
+"""All CUDA ways at once, around the workers of a trainer: modes, GPU trace, copy wrappers, allocator
+counters.
 
-Each sees what the others cannot; what they count stands side by side, with the way's name behind the kind. The modes say what
-the program asked for, the trace what PyTorch waited for: one `.item()` is one of each.
-"""
+Each sees what the others cannot; what they count stands side by side, with the way's name behind the kind.
+The modes say what the program asked for, the trace what PyTorch waited for: one `.item()` is one of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from steptime.syncs.counting import CountingScopes, WorkerDevice
 from steptime.syncs.scopes import WORK, Key, Scope
 
 FREE = frozenset({RECORD})
-"""Kinds that cost nothing worth a gate: recording an event never waits, and event pairs are what `profile` is made of."""
+"""Kinds that cost nothing worth a gate: recording an event never waits, and event pairs are what `profile` is
+made of."""
 DEVICE_WORK = WORK | {BLOCK, CREATION}
 
 
@@ -32,7 +33,8 @@ def plain(kind: str) -> str:
 
 
 class CudaScopes(CountingScopes):
-    """`CountingScopes` with the CUDA ways beside it. Only in a process made for counting: the trace cannot be turned off.
+    """`CountingScopes` with the CUDA ways beside it. Only in a process made for counting: the trace cannot be
+    turned off.
 
     A way that cannot be armed is named in `unavailable`, and the counts then prove nothing.
     """
@@ -42,7 +44,9 @@ class CudaScopes(CountingScopes):
         self._trace, self._copies, self._allocator = GpuTraceWay(), CopiesWay(), AllocatorWay()
         self._all = (self._trace, self._copies, self._allocator)
         reasons = {way.name: way.available() for way in self._all}
-        self.unavailable = tuple(f"{name}: {reason}" for name, reason in reasons.items() if reason is not None)
+        self.unavailable = tuple(
+            f"{name}: {reason}" for name, reason in reasons.items() if reason is not None
+        )
         self.ways = tuple(name for name, reason in reasons.items() if reason is None)
         if not self.unavailable:
             self._trace.attach()

@@ -14,7 +14,7 @@ Counts = dict[tuple[str, str, Place], int]
 CountMap = Mapping[tuple[str, str, Place], int]
 
 
-class Row(NamedTuple):
+class CountRow(NamedTuple):
     """One place whose count differs."""
 
     role: str
@@ -24,17 +24,17 @@ class Row(NamedTuple):
     on: int
 
 
-def difference(off: CountMap, on: CountMap) -> list[Row]:
+def difference(off: CountMap, on: CountMap) -> list[CountRow]:
     """Rows whose counts differ: syncs before device work, then by role and place."""
     rows = [
-        Row(role, kind, place, off.get((role, kind, place), 0), on.get((role, kind, place), 0))
+        CountRow(role, kind, place, off.get((role, kind, place), 0), on.get((role, kind, place), 0))
         for role, kind, place in {*off, *on}
         if off.get((role, kind, place), 0) != on.get((role, kind, place), 0)
     ]
     return sorted(rows, key=lambda row: (row.kind in WORK, row.role, row.place, row.kind))
 
 
-def table(rows: Sequence[Row], tablefmt: str = "simple") -> str:
+def table(rows: Sequence[CountRow], tablefmt: str = "simple") -> str:
     """Role, kind, file:line, function, off, on; a sentence when nothing differs."""
     if not rows:
         return "no difference: the same syncs and the same device work, off and on"

@@ -19,12 +19,17 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m bench syncs",
         usage="%(prog)s [options] -- SCRIPT [ARGS ...]",
         description=(
-            "Runs a PyTorch program and counts the places where the host waits for a GPU, by role, kind and line. Steps are "
+            "Runs a PyTorch program and counts the places where the host waits for a GPU, by role, kind and "
+            "line. Steps are "
             "those of its optimizer. Without a GPU it counts what would wait on one."
         ),
     )
-    parser.add_argument("--warmup", type=int, default=2, metavar="N", help="optimizer steps not counted (default %(default)s)")
-    parser.add_argument("--device", metavar="D", help="cuda, cpu, or cpu:0 for a program that calls its device so")
+    parser.add_argument(
+        "--warmup", type=int, default=2, metavar="N", help="optimizer steps not counted (default %(default)s)"
+    )
+    parser.add_argument(
+        "--device", metavar="D", help="cuda, cpu, or cpu:0 for a program that calls its device so"
+    )
     parser.add_argument("--work", action="store_true", help="also list operations, allocations and copies")
     parser.add_argument("--json", metavar="FILE", help="write the counts")
     parser.add_argument("--fail", action="store_true", help="exit code 1 when a host sync was counted")
@@ -45,13 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     script = Path(options.script)
     if not script.is_file():
         raise UserError(f"python -m bench syncs: no such script: {script}")
-    code, counted = run(script, options.arguments, device=options.device, warmup=options.warmup, work=options.work)
+    code, counted = run(
+        script, options.arguments, device=options.device, warmup=options.warmup, work=options.work
+    )
     print(report(counted, work=options.work))
     if options.json:
         Path(options.json).write_text(as_json(counted), encoding="utf-8")
     if counted.warmup and not counted.finished:
         print(
-            f"error: the program took no optimizer step, so nothing was counted after the warm-up of {counted.warmup}",
+            "error: the program took no optimizer step, so nothing was counted after the warm-up of "
+            f"{counted.warmup}",
             file=sys.stderr,
         )
         return code or 2
@@ -80,7 +88,8 @@ def report(counted: SyncCount, *, work: bool = False) -> str:
     """The table with a line above it."""
     if counted.steps:
         head = (
-            f"{counted.total / counted.steps:g} host syncs in each of {counted.steps} steps (after {counted.warmup} of warm-up)"
+            f"{counted.total / counted.steps:g} host syncs in each of {counted.steps} steps (after "
+            f"{counted.warmup} of warm-up)"
         )
     else:
         head = f"{counted.total} host syncs; the program marked no step"
@@ -93,7 +102,13 @@ def as_json(counted: SyncCount) -> str:
         {"role": role, "kind": kind, "where": str(place), "count": count}
         for (role, kind, place), count in sorted(counted.counts.items())
     ]
-    tree = {"schema": "dflash-syncs/1", "steps": counted.steps, "warmup": counted.warmup, "syncs": counted.total, "counts": rows}
+    tree = {
+        "schema": "dflash-syncs/1",
+        "steps": counted.steps,
+        "warmup": counted.warmup,
+        "syncs": counted.total,
+        "counts": rows,
+    }
     return json.dumps(tree, indent=1)
 
 

@@ -1,4 +1,5 @@
-"""What this machine can run and observe. Each check looks at one thing, never waits long, and never starts CUDA needlessly."""
+"""What this machine can run and observe. Each check looks at one thing, never waits long, and never starts
+CUDA needlessly."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Finding:
     """One line of the page.
 
     Attributes:
-        state: ok; absent (fine, something is not observed or slower); warning (look at it); broken (training cannot work).
+        state: ok; absent (fine, something is not observed or slower); warning (look at it); broken (training
+            cannot work).
         text: what is there, or why not and what would help.
     """
 
@@ -74,7 +76,10 @@ def page(findings: list[Finding], colour: bool = False) -> str:
 
 
 def check_python() -> tuple[State, str]:
-    text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    text = (
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} "
+        "cores"
+    )
     return ("ok", text) if sys.version_info >= (3, 11) else ("broken", f"{text}; 3.11 or newer is needed")
 
 
@@ -96,7 +101,8 @@ def check_clash() -> tuple[State, str]:
     where = importlib.util.find_spec("dflash")
     origin = where.origin if where else "nowhere"
     return "warning", (
-        f"z-lab's package dflash {version} is installed too and has the same import name; `import dflash` now finds {origin}. "
+        f"z-lab's package dflash {version} is installed too and has the same import name; `import dflash` "
+        f"now finds {origin}. "
         "Give it an environment of its own"
     )
 
@@ -110,7 +116,10 @@ def check_cuda() -> tuple[State, str]:
         return "absent", "torch has CUDA but finds no GPU or driver; everything runs on the CPU"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     reach = [
-        f"{a}-{b}" for a in range(len(names)) for b in range(len(names)) if a < b and not torch.cuda.can_device_access_peer(a, b)
+        f"{a}-{b}"
+        for a in range(len(names))
+        for b in range(len(names))
+        if a < b and not torch.cuda.can_device_access_peer(a, b)
     ]
     text = f"{len(names)} GPUs: {', '.join(sorted(set(names)))}; CUDA {torch.version.cuda}"
     return ("warning", f"{text}; no direct path between {', '.join(reach)}") if reach else ("ok", text)
@@ -176,7 +185,8 @@ def check_kernels() -> tuple[State, str]:
     if not missing:
         return "ok", f"{' and '.join(have)} are installed"
     return "absent", (
-        f"{' and '.join(missing)} not installed: gated delta net layers run on torch's operations, right but much slower "
+        f"{' and '.join(missing)} not installed: gated delta net layers run on torch's operations, right but "
+        "much slower "
         "on a GPU; pip install 'dflash-harness[cuda]'"
     )
 
@@ -186,15 +196,24 @@ def check_flex() -> tuple[State, str]:
 
     if not torch.cuda.is_available():
         return "absent", "flex attention needs a GPU for its backward pass; the CPU uses split attention"
-    return ("ok", "flex attention on the GPU") if importlib.util.find_spec("triton") else ("absent", "Triton is not installed")
+    return (
+        ("ok", "flex attention on the GPU")
+        if importlib.util.find_spec("triton")
+        else ("absent", "Triton is not installed")
+    )
 
 
 def check_sync_counters() -> tuple[State, str]:
     import torch
 
     if not torch.cuda.is_available():
-        return "absent", "CUDA trace hooks and CUPTI need a GPU; the modes on CPU tensors count where one would wait"
-    cupti = "with CUPTI as a cross-check" if importlib.util.find_spec("cupti") else "without CUPTI (cupti-python)"
+        return (
+            "absent",
+            "CUDA trace hooks and CUPTI need a GPU; the modes on CPU tensors count where one would wait",
+        )
+    cupti = (
+        "with CUPTI as a cross-check" if importlib.util.find_spec("cupti") else "without CUPTI (cupti-python)"
+    )
     return "ok", f"CUDA trace hooks, copy wrappers, allocator counters; {cupti}"
 
 

@@ -27,25 +27,42 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file; default: the settings of the run.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML file; default: the settings of the run.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", metavar="DIR", help="A run's folder or a step-... one.")
     ] = None,
-    drafter: Annotated[Path | None, typer.Option("--drafter", metavar="DIR", help="A released drafter, either form.")] = None,
+    drafter: Annotated[
+        Path | None, typer.Option("--drafter", metavar="DIR", help="A released drafter, either form.")
+    ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE", help="JSONL or Parquet; default: the built-in corpus's held-out part."),
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="JSONL or Parquet; default: the built-in corpus's held-out part.",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Only the first so many prompts.")] = 32,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Longest answer.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy, and checked to be lossless.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="With a temperature: only the likeliest tokens.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 is greedy, and checked to be lossless.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="With a temperature: only the likeliest tokens.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sampling.")] = 0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts decoded together.")] = 1,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for eval.json and slots.png.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for eval.json and slots.png.")
+    ] = None,
 ) -> int:
-    """Decode prompts with the target alone and with the drafter's help. Exit code 1: a greedy text is not the target's own."""
+    """Decode prompts with the target alone and with the drafter's help. Exit code 1: a greedy text is not the
+    target's own."""
     from dflash.decode import evaluate as evaluating
     from dflash.decode.figures import summarise, table
     from dflash.decode.prompts import read_prompts
@@ -100,7 +117,9 @@ class _Subject:
     about: dict[str, Any]
 
 
-def _subject(config: Path | None, settings: list[str], checkpoint: Path | None, drafter: Path | None) -> _Subject:
+def _subject(
+    config: Path | None, settings: list[str], checkpoint: Path | None, drafter: Path | None
+) -> _Subject:
     """The drafter to evaluate, and the settings it is evaluated under."""
     from dflash.commands.export import settings_of
     from dflash.pipeline.trained import load_trained
@@ -114,7 +133,9 @@ def _subject(config: Path | None, settings: list[str], checkpoint: Path | None, 
         shape, tensors = load_released(drafter)
         found = _Subject(load_config(config, settings), shape, tensors, drafter, {})
     else:
-        raise UserError("give one of --checkpoint DIR (of a training run) and --drafter DIR (a released drafter)")
+        raise UserError(
+            "give one of --checkpoint DIR (of a training run) and --drafter DIR (a released drafter)"
+        )
     # The drafter knows which layers it was trained on; the config's taps are for training.
     target = found.config.target.model_copy(update={"layer_ids": found.shape.target_layer_ids})
     return replace(found, config=found.config.model_copy(update={"target": target}))
@@ -131,7 +152,11 @@ def stop_ids(target: Target, tokenizer: Any) -> list[int]:
     """What ends a text: the ids that the target's config, its generation settings and the tokenizer name."""
     info: TargetInfo = target.info
     known = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)
-    found = {*info.eos_ids, *(known if isinstance(known, list) else [known]), getattr(tokenizer, "eos_token_id", None)}
+    found = {
+        *info.eos_ids,
+        *(known if isinstance(known, list) else [known]),
+        getattr(tokenizer, "eos_token_id", None),
+    }
     return sorted(int(i) for i in found if i is not None)
 
 
@@ -140,7 +165,9 @@ def _tokenizer_and_file(config: Config, prompts: Path | None) -> tuple[Any, Path
 
     if prompts is None:
         if config.data.path != "stdlib":
-            raise UserError("give --prompts FILE: the run was trained on a file of your own, which has no held-out part")
+            raise UserError(
+                "give --prompts FILE: the run was trained on a file of your own, which has no held-out part"
+            )
         tokenizer = load_tokenizer(config)
         return tokenizer, stdlib_file(config.data, tokenizer, "heldout")
     first = next(iter(read_rows(data_files(prompts)[0], config.data.cache)), None)

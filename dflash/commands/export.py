@@ -22,17 +22,25 @@ def register(app: typer.Typer) -> None:
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Option("--checkpoint", metavar="DIR", help="A run's folder, or one of its step-... folders.")
+        Path,
+        typer.Option("--checkpoint", metavar="DIR", help="A run's folder, or one of its step-... folders."),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist yet.")],
     format: Annotated[
         str, typer.Option("--format", metavar="zlab|speculators", help="zlab is also SGLang's and vLLM's.")
     ] = "zlab",
-    auto_map: Annotated[bool, typer.Option("--auto-map", help="Name z-lab's class for remote code; not for SGLang.")] = False,
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file; default: the settings of the run.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")] = None,
+    auto_map: Annotated[
+        bool, typer.Option("--auto-map", help="Name z-lab's class for remote code; not for SGLang.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML file; default: the settings of the run.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")
+    ] = None,
 ) -> int:
-    """Write a drafter for serving: every tensor and setting checked, read back and run before the folder appears."""
+    """Write a drafter for serving: every tensor and setting checked, read back and run before the folder
+    appears."""
     from dflash.models.target import inspect_target
     from dflash.pipeline.trained import load_trained
     from dflash.release import export as exporting
@@ -41,11 +49,19 @@ def export(
     loaded = load_config(config or settings_of(trained), settings or ())
     info = inspect_target(loaded.target)
     done = exporting.export(
-        trained.shape, trained.tensors, info, out, format=format, auto_map=auto_map, taken_ids=taken_ids(loaded)
+        trained.shape,
+        trained.tensors,
+        info,
+        out,
+        format=format,
+        auto_map=auto_map,
+        taken_ids=taken_ids(loaded),
     )
     sys.stdout.write(
-        f"{done.path}: {done.format} form, step {trained.step}, {done.tensors} tensors, {done.bytes / 1e6:,.1f} MB bfloat16\n"
-        f"  names, shapes, types read back; config held against {info.model}; {done.probes:,} logits of the reloaded one equal\n"
+        f"{done.path}: {done.format} form, step {trained.step}, {done.tensors} tensors, "
+        f"{done.bytes / 1e6:,.1f} MB bfloat16\n"
+        f"  names, shapes, types read back; config held against {info.model}; {done.probes:,} logits of the "
+        "reloaded one equal\n"
     )
     return 0
 

@@ -13,35 +13,39 @@ _HEAD = """\
 
 <!-- Made by `python -m dflash.commands.metrics_page > docs/metrics.md`; a test compares. -->
 
-Every key that a run can report: what it counts, in which unit, where it comes from. A value that is not available is absent,
-never 0. `{i}` is a worker's or a GPU's number, `{k}` a slot of the block. GB is 1e9 bytes.
+Every key that a run can report: what it counts, in which unit, where it comes from. A value that is not
+available is absent, never 0. `{i}` is a worker's or a GPU's number, `{k}` a slot of the block. GB is 1e9
+bytes.
 
-**Kinds.** *instant*: a state at the sample. *delta*: what came since the last sample. *rate*: a delta per second. *ratio*: of
-two numbers.
+**Kinds.** *instant*: a state at the sample. *delta*: what came since the last sample. *rate*: a delta per
+second. *ratio*: of two numbers.
 
-**Ticks and rows.** The monitor samples every `observe.tick_s` (1 s); the terminal shows each tick. Every `observe.flush_s`
-(10 s) the ticks become one row for the other sinks, the same row for each: deltas add up, the rest is averaged over the time it
-was there (ratios by their denominator, so that a row's ratio is that of the whole window), maxima stay maxima, and quantiles
-are taken over everything in the window. Training scalars come one row a step, together at
-the flush (each second while a live screen is on); W&B gets at most one of them a second.
+**Ticks and rows.** The monitor samples every `observe.tick_s` (1 s); the terminal shows each tick. Every
+`observe.flush_s` (10 s) the ticks become one row for the other sinks, the same row for each: deltas add up,
+the rest is averaged over the time it was there (ratios by their denominator, so that a row's ratio is that of
+the whole window), maxima stay maxima, and quantiles are taken over everything in the window. Training scalars
+come one row a step, together at the flush (each second while a live screen is on); W&B gets at most one of
+them a second.
 
-**Switches.** `observe.collectors` names the collectors that are on at the start; `Observer.switch(name, on)` throws a switch
-while training runs. `train/*` and `monitor/*` are always on.
+**Switches.** `observe.collectors` names the collectors that are on at the start; `Observer.switch(name, on)`
+throws a switch while training runs. `train/*` and `monitor/*` are always on.
 """
 
 _TAIL = """\
 ## metrics.jsonl
 
-One JSON object a line in the run's folder: `kind` (`run`, `metrics`, `train`, `event`, `summary`), `elapsed_s`, `step`,
-`values`. JSON has no NaN and no infinities: they are the strings `NaN`, `Infinity`, `-Infinity`. A line is with the operating
-system when it is written; `fsync` runs at most once a minute and at the end.
+One JSON object a line in the run's folder: `kind` (`run`, `metrics`, `train`, `event`, `summary`),
+`elapsed_s`, `step`, `values`. JSON has no NaN and no infinities: they are the strings `NaN`, `Infinity`,
+`-Infinity`. A line is with the operating system when it is written; `fsync` runs at most once a minute and at
+the end.
 
 ## In Weights & Biases
 
-`train/*` is drawn over `train/step`, everything else over `monitor/elapsed_s`; `monitor/step` is in every row, so any panel can
-be switched to steps. Panels are grouped by the first part of the key: one section for each of profile, gpu, pipeline, target,
-drafter, batch, cuda, train, monitor. To have a section for each worker (`target/0`, `target/1`), choose *Organise panels by: last
-prefix* in the workspace's settings. Four panels that answer "why are the GPUs idle?":
+`train/*` is drawn over `train/step`, everything else over `monitor/elapsed_s`; `monitor/step` is in every
+row, so any panel can be switched to steps. Panels are grouped by the first part of the key: one section for
+each of profile, gpu, pipeline, target, drafter, batch, cuda, train, monitor. To have a section for each
+worker (`target/0`, `target/1`), choose *Organise panels by: last prefix* in the workspace's settings. Four
+panels that answer "why are the GPUs idle?":
 
 | panel | keys | reads |
 |---|---|---|
@@ -50,10 +54,11 @@ prefix* in the workspace's settings. Four panels that answer "why are the GPUs i
 | what each could do | `*/*/capacity_tokens_per_second`, `*/*/tokens_per_second` | the lowest capacity sets the pace |
 | spikes | `profile/*_ms_p99`, `profile/*_ms_p50` | far apart: some steps stall |
 
-Every other sink gets every key; W&B does not get those that match `observe.wandb_exclude` (shell patterns), which keeps eight
-GPUs under its advice of 200 keys. `--set observe.wandb_exclude='[]'` sends all.
+Every other sink gets every key; W&B does not get those that match `observe.wandb_exclude` (shell patterns),
+which keeps eight GPUs under its advice of 200 keys. `--set observe.wandb_exclude='[]'` sends all.
 
-W&B's own sampling of the GPUs is off while the `gpu` collector is on at the start, so that NVML is asked once.
+W&B's own sampling of the GPUs is off while the `gpu` collector is on at the start, so that NVML is asked
+once.
 
 ## One more collector
 
@@ -82,9 +87,9 @@ class Strides(Collector):
 What it does at a worker's step boundary is an `Instrument`, which `equip` hangs into the worker's recorder.
 What else it needs from a worker's path is written there behind a switch of one attribute. `throw` sets the
 switches, and `instruments` prices what they switch; without that the accounted cost leaves the path out.
-`unavailable` tells the doctor why there is nothing to see on a machine. What it costs shows in
-`python -m bench overhead --only strides`: seconds per token, exact counts of host syncs, and its own time as a share of the time
-that it was on.
+`unavailable` tells the doctor why there is nothing to see on a machine. What it costs shows in `python -m
+bench overhead --only strides`: seconds per token, exact counts of host syncs, and its own time as a share of
+the time that it was on.
 
 ## One more sink
 
@@ -100,7 +105,9 @@ def render() -> str:
     for collector in COLLECTORS:
         summary = (collector.__doc__ or "").split("\n\n")[0].strip()
         parts.append(f"## {collector.name}\n\n{_one_line(summary)}\n\n{_table(collector.metrics)}")
-    parts.append(f"## train\n\nAlways on; come some steps late, tagged with their own step.\n\n{_table(TRAIN_METRICS)}")
+    parts.append(
+        f"## train\n\nAlways on; come some steps late, tagged with their own step.\n\n{_table(TRAIN_METRICS)}"
+    )
     parts.append(f"## monitor\n\nThe monitor reports on itself. Always on.\n\n{_table(MONITOR_METRICS)}")
     parts.append(_TAIL)
     return "\n".join(parts)

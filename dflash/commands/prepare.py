@@ -23,27 +23,48 @@ def register(app: typer.Typer) -> None:
 
 def prepare(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file; see configs/.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")
+    ] = None,
     source: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="JSONL, JSON array or Parquet to convert.")
     ] = None,
-    user: Annotated[list[str] | None, typer.Option("--user", metavar="FIELD", help="Its question; may be given twice.")] = None,
+    user: Annotated[
+        list[str] | None, typer.Option("--user", metavar="FIELD", help="Its question; may be given twice.")
+    ] = None,
     assistant: Annotated[str | None, typer.Option("--assistant", metavar="FIELD", help="Its answer.")] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="FIELD", help="Its system text.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The chat JSONL to write.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count and list bad lines instead of refusing the file.")] = False,
-    regenerate: Annotated[bool, typer.Option("--regenerate", help="Rewrite the answers with the target; resumes.")] = False,
-    split: Annotated[str, typer.Option("--split", help="train or heldout, of the built-in corpus.")] = "train",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many conversations.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The chat JSONL to write.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count and list bad lines instead of refusing the file.")
+    ] = False,
+    regenerate: Annotated[
+        bool, typer.Option("--regenerate", help="Rewrite the answers with the target; resumes.")
+    ] = False,
+    split: Annotated[
+        str, typer.Option("--split", help="train or heldout, of the built-in corpus.")
+    ] = "train",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the first so many conversations.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest new answer.")] = 512,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Answers generated at a time.")] = 16,
-    thinking: Annotated[bool | None, typer.Option("--thinking/--no-thinking", help="Ask the template for it.")] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Write the target's own token ids, not text.")] = False,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="A server with OpenAI's interface.")] = None,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Ask the template for it.")
+    ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Write the target's own token ids, not text.")
+    ] = False,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", metavar="URL", help="A server with OpenAI's interface.")
+    ] = None,
     endpoint_model: Annotated[str, typer.Option("--endpoint-model", help="Its name there.")] = "",
 ) -> int:
-    """Make data ready: build the built-in corpus, convert a file to conversations, rewrite answers with the target.
+    """Make data ready: build the built-in corpus, convert a file to conversations, rewrite answers with the
+    target.
 
     Without --from or --regenerate it reads the data set of the config and says what training would see.
     """
@@ -54,13 +75,17 @@ def prepare(
         raise UserError(f"--split {split}: must be train or heldout")
     if regenerate:
         if user or assistant or system:
-            raise UserError("--regenerate reads conversations; convert with --from, --user and --assistant first")
+            raise UserError(
+                "--regenerate reads conversations; convert with --from, --user and --assistant first"
+            )
         if tokens and endpoint:
             raise UserError("--tokens: an endpoint gives text only; leave out one of the two")
         if out is None:
             raise UserError("--regenerate: say where the answers go with --out FILE")
         options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "thinking": thinking}
-        return _regenerate(loaded, source, split, out, limit, batch, tokens, endpoint, endpoint_model, options)
+        return _regenerate(
+            loaded, source, split, out, limit, batch, tokens, endpoint, endpoint_model, options
+        )
     if source is not None:
         return _convert(loaded, source, user or [], assistant, system, out)
     if user or assistant or system or out:
@@ -79,15 +104,21 @@ def _say_skipped(skipped: list[tuple[str, str]]) -> None:
         _say("\n".join([f"{len(skipped):,} lines left out:", *list_skipped(skipped)]))
 
 
-def _convert(config: Config, source: Path, user: list[str], assistant: str | None, system: str | None, out: Path | None) -> int:
+def _convert(
+    config: Config, source: Path, user: list[str], assistant: str | None, system: str | None, out: Path | None
+) -> int:
     from dflash.data.prepare import Fields, convert
 
     if not user or assistant is None or out is None:
         missing = [
-            name for name, value in (("--user FIELD", user), ("--assistant FIELD", assistant), ("--out FILE", out)) if not value
+            name
+            for name, value in (("--user FIELD", user), ("--assistant FIELD", assistant), ("--out FILE", out))
+            if not value
         ]
         raise UserError(f"--from {source}: also needs {', '.join(missing)}")
-    result = convert(source, Fields(tuple(user), assistant, system), out, config.data.skip_bad, config.data.cache)
+    result = convert(
+        source, Fields(tuple(user), assistant, system), out, config.data.skip_bad, config.data.cache
+    )
     _say(f"{out}: {result.written:,} conversations")
     _say_skipped(result.skipped)
     _say(f"train on it with: dflash train --set data.path={out}")
@@ -127,7 +158,9 @@ def _regenerate(
 
     data = config.data
     if source is None:
-        source = stdlib_file(data, load_tokenizer(config), split) if data.path == "stdlib" else Path(data.path)
+        source = (
+            stdlib_file(data, load_tokenizer(config), split) if data.path == "stdlib" else Path(data.path)
+        )
     tasks, skipped = read_tasks(source, limit, data.skip_bad, data.cache)
     generator: Generator
     settings = dict(options)
@@ -146,11 +179,20 @@ def _regenerate(
         + (f", {report.resumed:,} from before" if report.resumed else "")
     )
     if report.cut:
-        _say(f"{report.cut:,} answers ran into --max-new-tokens {options['max_new_tokens']}; their end is not trained on")
+        _say(
+            f"{report.cut:,} answers ran into --max-new-tokens {options['max_new_tokens']}; their end is not "
+            "trained on"
+        )
     if report.empty:
-        _say(f"{report.empty:,} conversations left out: no answer within the limit, only a thought, or a prompt too long")
+        _say(
+            f"{report.empty:,} conversations left out: no answer within the limit, only a thought, or a "
+            "prompt too long"
+        )
     if report.inexact and not tokens:
-        _say(f"{report.inexact:,} answers tokenise differently when read again; --tokens keeps the target's own ids")
+        _say(
+            f"{report.inexact:,} answers tokenise differently when read again; --tokens keeps the target's "
+            "own ids"
+        )
     _say_skipped(skipped)
     return 0
 
@@ -169,7 +211,16 @@ def _target_generator(config: Config, batch: int, options: dict[str, Any]) -> Ge
     known = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)
     stops = {tokenizer.eos_token_id, *info.eos_ids, *(known if isinstance(known, list) else [known])} - {None}
     if not stops:
-        raise UserError(f"target {config.target.model!r}: neither its config nor its tokenizer names a token that ends a turn")
+        raise UserError(
+            f"target {config.target.model!r}: neither its config nor its tokenizer names a token that ends a "
+            "turn"
+        )
     return TargetGenerator(
-        target.model, tokenizer, sorted(stops), batch=batch, context=info.max_positions, seed=config.data.seed, **options
+        target.model,
+        tokenizer,
+        sorted(stops),
+        batch=batch,
+        context=info.max_positions,
+        seed=config.data.seed,
+        **options,
     )

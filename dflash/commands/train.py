@@ -21,14 +21,24 @@ def register(app: typer.Typer) -> None:
 
 def train(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file; see configs/.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Run folder. An unfinished run there is resumed.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan (devices, sizes, memory, steps) and stop.")] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting over the file's.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run folder. An unfinished run there is resumed.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan (devices, sizes, memory, steps) and stop.")
+    ] = False,
     sync_guard: Annotated[
-        str, typer.Option("--sync-guard", metavar="allow|log|disallow", help="What happens at a host sync in a worker.")
+        str,
+        typer.Option(
+            "--sync-guard", metavar="allow|log|disallow", help="What happens at a host sync in a worker."
+        ),
     ] = "allow",
 ) -> int:
-    """Train a drafter. Ctrl-C finishes the step, writes a checkpoint and ends; the same command goes on from there."""
+    """Train a drafter. Ctrl-C finishes the step, writes a checkpoint and ends; the same command goes on from
+    there."""
     loaded = load_config(config, settings or ())
     if sync_guard not in ("allow", "log", "disallow"):
         raise UserError(f"--sync-guard {sync_guard}: must be allow, log or disallow")
@@ -62,7 +72,9 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
         return 0
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.json").write_text(config.model_dump_json(indent=1), encoding="utf-8")
-    scopes: Scopes = NO_SCOPES if sync_guard == "allow" else GuardScopes("log" if sync_guard == "log" else "disallow")
+    scopes: Scopes = (
+        NO_SCOPES if sync_guard == "allow" else GuardScopes("log" if sync_guard == "log" else "disallow")
+    )
     observer = Observer(config.observe, run_dir, RoleMap.from_config(config))
     trainer = Trainer(inputs, run_dir, observer, scopes=scopes, resume=resume)
     caught: list[int] = []
@@ -79,14 +91,18 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
         result = trainer.run()
     except WorkerFailed as error:
         sys.stderr.write(error.failure.text())
-        sys.stderr.write(f"dflash: {error.failure.role} failed; the run is stopped, its checkpoints are in {run_dir}\n")
+        sys.stderr.write(
+            f"dflash: {error.failure.role} failed; the run is stopped, its checkpoints are in {run_dir}\n"
+        )
         return 1
     finally:
         seen = observer.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
     if isinstance(scopes, GuardScopes):
-        sys.stderr.writelines(f"sync guard: {line}\n" for line in scopes.summary() or ["no host sync in a worker"])
+        sys.stderr.writelines(
+            f"sync guard: {line}\n" for line in scopes.summary() or ["no host sync in a worker"]
+        )
     summary.write(run_dir, config, result, seen.bottleneck)
     sys.stdout.write(summary.text(config, result, run_dir, seen.bottleneck))
     return 128 + caught[0] if caught and not result.finished else 0

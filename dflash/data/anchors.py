@@ -1,8 +1,8 @@
 """Where blocks lie and what they predict, on the host: pure functions of numpy arrays, free of any model.
 
-A block starts at an anchor `a`: slot 0 holds the token at `a`, slots k = 1..B-1 hold mask tokens and predict the tokens
-at `a + k` (no shift). Paper sections 3-4; the reference's 1.6 and 1.8. The anchors are drawn where the batch is collated.
-"""
+A block starts at an anchor `a`: slot 0 holds the token at `a`, slots k = 1..B-1 hold mask tokens and predict
+the tokens at `a + k` (no shift). Paper sections 3-4; the reference's 1.6 and 1.8. The anchors are drawn where
+the batch is collated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _GAMMAS = {8: 4.0, 10: 5.0, 16: 7.0}
 
 
 def default_gamma(block_size: int) -> float:
-    """The paper's decay for its block sizes 8, 10 and 16; straight lines between and beyond them, at least 1."""
+    """The paper's decay for its block sizes 8, 10 and 16; straight lines between and beyond them, at least
+    1."""
     sizes = sorted(_GAMMAS)
     if block_size <= sizes[0]:
         return max(1.0, _GAMMAS[sizes[0]] * block_size / sizes[0])
@@ -52,9 +53,8 @@ class BlockGeometry:
 def anchor_candidates(loss_mask: np.ndarray, document_ids: np.ndarray | None = None) -> np.ndarray:
     """Positions a block may start at, ascending int64: `a` and `a + 1` supervised, and of one document.
 
-    A block may reach over the end of the sample: its last slots then carry no weight. So every sample with two
-    supervised tokens side by side has a candidate.
-    """
+    A block may reach over the end of the sample: its last slots then carry no weight. So every sample with
+    two supervised tokens side by side has a candidate."""
     fit = loss_mask[:-1] & loss_mask[1:]
     if document_ids is not None:
         fit = fit & (document_ids[:-1] == document_ids[1:])
@@ -73,8 +73,8 @@ def sample_anchors(
         document_ids: int `[length]`, equal inside a document; None for a row of one.
 
     Returns:
-        int64 `[anchors]`, ascending, and bool `[anchors]`. Where there are fewer candidates, the rest are 0 and false
-        and stand last.
+        int64 `[anchors]`, ascending, and bool `[anchors]`. Where there are fewer candidates, the rest are 0
+        and false and stand last.
     """
     chosen = np.zeros(anchors, np.int64)
     keep = np.zeros(anchors, bool)
@@ -103,8 +103,9 @@ def slot_labels(
         document_ids: int `[..., length]` or None.
 
     Returns:
-        int64 `[..., anchors, block-1]`, the token at `a + k`, and float32 of that shape, exp(-(k-1)/gamma). Both are 0
-        where the block is dropped or where `a + k` is past the end, unsupervised or in another document.
+        int64 `[..., anchors, block-1]`, the token at `a + k`, and float32 of that shape, exp(-(k-1)/gamma).
+        Both are 0 where the block is dropped or where `a + k` is past the end, unsupervised or in another
+        document.
     """
     length = input_ids.shape[-1]
     reach = anchors[..., None] + np.arange(1, geometry.block_size)
@@ -131,16 +132,22 @@ def document_starts(anchors: np.ndarray, document_ids: np.ndarray | None) -> np.
 
 
 Limits = tuple[tuple[int, int], ...]
-"""`(sure, reach)` for each chunk of neighbouring blocks; see `context_limits`."""
+"""`(all_visible, any_visible)` for each chunk of neighbouring blocks; see `context_limits`."""
 
 
 def context_limits(
-    anchors: np.ndarray, keep: np.ndarray, document_start: np.ndarray, context: int, chunk: int = 8, grain: int = 32
+    anchors: np.ndarray,
+    keep: np.ndarray,
+    document_start: np.ndarray,
+    context: int,
+    chunk: int = 8,
+    grain: int = 32,
 ) -> Limits:
-    """How much context the blocks see that stand together: `(sure, reach)` for each chunk of the rows' ascending anchors.
+    """How much context the blocks see that stand together: `(all_visible, any_visible)` for each chunk of the
+    rows' ascending anchors.
 
-    Every kept block of the chunk, in all rows of the batch, sees every column below `sure`, and none sees one from `reach` on.
-    Host integers, in grains, so that few shapes arise.
+    Every kept block of the chunk, in all rows of the batch, sees every column below `all_visible`, and none
+    sees one from `any_visible` on. Host integers, in grains, so that few shapes arise.
 
     Args:
         anchors, keep, document_start: `[batch, anchors]`.
@@ -153,7 +160,7 @@ def context_limits(
         kept, places = keep[:, part], anchors[:, part]
         # A row without context is masked whole, so dropped blocks and later documents leave nothing sure.
         plain = kept.all() and not document_start[:, part].any()
-        sure = int(places.min()) // grain * grain if plain else 0
+        all_visible = int(places.min()) // grain * grain if plain else 0
         far = int(places[kept].max()) if kept.any() else 0
-        limits.append((sure, min(context, max(grain, -(-far // grain) * grain))))
+        limits.append((all_visible, min(context, max(grain, -(-far // grain) * grain))))
     return tuple(limits)

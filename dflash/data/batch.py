@@ -50,15 +50,16 @@ class BatchSpec:
 class Batch:
     """A batch in host memory (pinned when it will move to a GPU), with everything the host must know of it.
 
-    The anchors and their weights are made here, on the host, from the host's mask: so no worker ever reads a device
-    value to know how many there are, any drafter gets the same anchors for the same batch, and a resumed run needs
-    no generator's state.
+    The anchors and their weights are made here, on the host, from the host's mask: so no worker ever reads a
+    device value to know how many there are, any drafter gets the same anchors for the same batch, and a
+    resumed run needs no generator's state.
 
     Attributes:
         input_ids: int64 `[batch, length]`, right-padded with 0.
         anchors: int64 `[batch, anchors]`, ascending; 0 where not kept.
         keep: bool `[batch, anchors]`, false for dummy anchors.
-        labels: int64 `[batch, anchors, block-1]`: the token at `anchor + k` for k = 1..block-1, 0 where weight is 0.
+        labels: int64 `[batch, anchors, block-1]`: the token at `anchor + k` for k = 1..block-1, 0 where
+            weight is 0.
         weights: float32 `[batch, anchors, block-1]`: exp(-(k-1)/gamma) where supervised, else 0.
         document_start: int64 `[batch, anchors]` first position of the anchor's document (0 unless packed).
         documents: packed rows taken apart for the target; None unless packed.
@@ -66,8 +67,8 @@ class Batch:
         lengths: real tokens of each row.
         tokens, loss_tokens: real and supervised tokens of the batch; padded_tokens = batch * length.
         supervised_slots: count of non-zero weights.
-        context_limits: how much context neighbouring blocks see (`anchors.context_limits`), so that work can be saved without
-            reading an anchor back; None: not known.
+        context_limits: how much context neighbouring blocks see (`anchors.context_limits`), so that work can
+            be saved without reading an anchor back; None: not known.
     """
 
     spec: BatchSpec

@@ -1,4 +1,5 @@
-"""A place in the plan -> a batch in host memory: padded ids, anchors, labels, weights, and all counts the host needs."""
+"""A place in the plan -> a batch in host memory: padded ids, anchors, labels, weights, and all counts the
+host needs."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ class Collator:
     Args:
         dataset: where `sample_ids` point into.
         geometry: anchors, block size and decay.
-        pin: page-locked tensors where there is CUDA, for copies that do not block. They come from torch's caching host allocator,
-            which takes a block back only when the copies out of it are done, so nothing is allocated in the long run.
+        pin: page-locked tensors where there is CUDA, for copies that do not block. They come from torch's
+            caching host allocator, which takes a block back only when the copies out of it are done, so
+            nothing is allocated in the long run.
     """
 
     def __init__(self, dataset: Dataset, geometry: BlockGeometry, pin: bool = False) -> None:
@@ -45,7 +47,9 @@ class Collator:
             length = len(row.input_ids)
             ids[place, :length] = row.input_ids
             mask[place, :length] = row.loss_mask
-            anchors[place], keep[place] = sample_anchors(row.loss_mask, geometry.anchors, rng, row.document_ids)
+            anchors[place], keep[place] = sample_anchors(
+                row.loss_mask, geometry.anchors, rng, row.document_ids
+            )
             if documents is not None:
                 documents[place, :length] = 0 if row.document_ids is None else row.document_ids
                 start_places[place] = document_starts(anchors[place], documents[place])
@@ -69,7 +73,9 @@ class Collator:
             context_limits=context_limits(anchors, keep, start_places, bucket),
         )
 
-    def _new(self, shape: tuple[int, ...], dtype: torch.dtype, fill: int | None = None) -> tuple[np.ndarray, torch.Tensor]:
+    def _new(
+        self, shape: tuple[int, ...], dtype: torch.dtype, fill: int | None = None
+    ) -> tuple[np.ndarray, torch.Tensor]:
         tensor = staging(shape, dtype, pin=self.pin)
         array = tensor.numpy()
         if fill is not None:

@@ -47,8 +47,11 @@ def load_tokenizer(config: Config) -> Any:
     return read_tokenizer(config.target.model, "target.model")
 
 
-def open_data(config: Config, split: str = "train", limit: int | None = None, vocab_size: int | None = None) -> Dataset:
-    """The data set of a run: builds the standard-library corpus when asked for, loads the tokenizer, tokenises.
+def open_data(
+    config: Config, split: str = "train", limit: int | None = None, vocab_size: int | None = None
+) -> Dataset:
+    """The data set of a run: builds the standard-library corpus when asked for, loads the tokenizer,
+    tokenises.
 
     Args:
         config: `data.tokenizer` wins; else the built-in target and the `stdlib` corpus share a tokenizer of
@@ -83,7 +86,8 @@ def load_samples(
         split: `train` or `heldout`, for the path `stdlib` only.
 
     Raises:
-        UserError: one line with file, line and reason; with `skip_bad`, bad lines are listed in the result instead.
+        UserError: one line with file, line and reason; with `skip_bad`, bad lines are listed in the result
+            instead.
     """
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
@@ -95,7 +99,11 @@ def load_samples(
         dataset = _tokenise(config, tokenizer, limit, vocab_size, files, folder)
     dataset = token_cache.first(dataset, limit)
     if not len(dataset.samples):
-        left_out = f" ({len(dataset.skipped):,} left out, the first: {': '.join(dataset.skipped[0])})" if dataset.skipped else ""
+        left_out = (
+            f" ({len(dataset.skipped):,} left out, the first: {': '.join(dataset.skipped[0])})"
+            if dataset.skipped
+            else ""
+        )
         raise UserError(f"{path}: the data set is empty{left_out}")
     if config.pack:
         return replace(dataset, samples=pack(dataset.samples, config.max_length))
@@ -103,7 +111,12 @@ def load_samples(
 
 
 def _tokenise(
-    config: DataConfig, tokenizer: Any, limit: int | None, vocab_size: int | None, files: list[Path], folder: Path
+    config: DataConfig,
+    tokenizer: Any,
+    limit: int | None,
+    vocab_size: int | None,
+    files: list[Path],
+    folder: Path,
 ) -> Dataset:
     """Read the files; what took long and is complete goes to the cache."""
     began = time.monotonic()
@@ -118,7 +131,9 @@ def _tokenise(
 def stdlib_file(config: DataConfig, tokenizer: Any, split: str) -> Path:
     """The standard library's conversations: those that the tokenizer was trained with, when it was."""
     beside = Path(getattr(tokenizer, "name_or_path", "") or ".").parent / f"{split}.jsonl"
-    return beside if (beside.parent / "meta.json").is_file() else ensure_stdlib(config.cache) / f"{split}.jsonl"
+    return (
+        beside if (beside.parent / "meta.json").is_file() else ensure_stdlib(config.cache) / f"{split}.jsonl"
+    )
 
 
 def data_files(path: Path) -> list[Path]:
@@ -133,12 +148,14 @@ def data_files(path: Path) -> list[Path]:
             raise UserError(f"{path}: no {', '.join(SUFFIXES)} file in this folder")
         return files
     if not path.is_file():
-        raise UserError(f"{path}: no such file; data.path takes a JSONL or Parquet file, a folder of them, or 'stdlib'")
+        raise UserError(
+            f"{path}: no such file; data.path takes a JSONL or Parquet file, a folder of them, or 'stdlib'"
+        )
     return [path]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RawRow:
     """A line of a file.
 
     Attributes:
@@ -154,7 +171,7 @@ class Row:
     bytes: int = 0
 
 
-def read_rows(path: Path, cache: str | Path = "cache") -> Iterator[Row]:
+def read_rows(path: Path, cache: str | Path = "cache") -> Iterator[RawRow]:
     """The rows of a JSONL, JSON-array or Parquet file. Broken lines come with their reason.
 
     Raises:
@@ -177,27 +194,31 @@ def read_rows(path: Path, cache: str | Path = "cache") -> Iterator[Row]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _json_row(line: int, raw: bytes) -> Row:
+def _json_row(line: int, raw: bytes) -> RawRow:
     try:
-        return Row(line, json.loads(raw), bytes=len(raw))
+        return RawRow(line, json.loads(raw), bytes=len(raw))
     except UnicodeDecodeError as error:
-        return Row(line, None, f"not valid UTF-8 (byte {error.start + 1})", len(raw))
+        return RawRow(line, None, f"not valid UTF-8 (byte {error.start + 1})", len(raw))
     except ValueError as error:
-        where = f"{error.msg.lower()} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        return Row(line, None, f"not valid JSON: {where}", len(raw))
+        where = (
+            f"{error.msg.lower()} at column {error.colno}"
+            if isinstance(error, json.JSONDecodeError)
+            else str(error)
+        )
+        return RawRow(line, None, f"not valid JSON: {where}", len(raw))
 
 
-def _array_rows(path: Path, raw: bytes) -> Iterator[Row]:
+def _array_rows(path: Path, raw: bytes) -> Iterator[RawRow]:
     try:
         rows = json.loads(raw)
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON: {error}") from None
     share = len(raw) // max(len(rows), 1)
     for item, value in enumerate(rows, 1):
-        yield Row(item, value, bytes=share)
+        yield RawRow(item, value, bytes=share)
 
 
-def _parquet_rows(path: Path, cache: str | Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, cache: str | Path) -> Iterator[RawRow]:
     import datasets
     from pyarrow import ArrowException
 
@@ -212,7 +233,7 @@ def _parquet_rows(path: Path, cache: str | Path) -> Iterator[Row]:
             datasets.enable_progress_bars()
     share = path.stat().st_size // max(len(table), 1)
     for number, value in enumerate(table, 1):
-        yield Row(number, value, bytes=share)
+        yield RawRow(number, value, bytes=share)
 
 
 class _Reader:
@@ -252,7 +273,7 @@ class _Reader:
             raise UserError(f"{path}:{line}: {reason}")
         self.skipped.append((f"{path}:{line}", reason))
 
-    def _one(self, path: Path, row: Row, waiting: list[tuple[int, Rendered]]) -> None:
+    def _one(self, path: Path, row: RawRow, waiting: list[tuple[int, Rendered]]) -> None:
         if row.value is None:
             raise BadSample(row.reason or "empty line")
         if not isinstance(row.value, Mapping):
@@ -281,7 +302,9 @@ class _Reader:
             self._renderer = ChatRenderer(self.tokenizer, self.config.reasoning, self.config.turns)
             self._encoder = Encoder(self.tokenizer)
             template = self._renderer.template(tools)
-            self._knows_reasoning = any(name in template for name in ("reasoning_content", "thinking", ".reasoning"))
+            self._knows_reasoning = any(
+                name in template for name in ("reasoning_content", "thinking", ".reasoning")
+            )
         return self._renderer
 
     def _flush(self, path: Path, waiting: list[tuple[int, Rendered]]) -> None:
@@ -301,7 +324,9 @@ class _Reader:
         longest = self.config.max_length
         if not has_pair(mask[:longest]):
             self.dropped += 1
-            self.skipped.append((f"{path}:{line}", f"no two supervised tokens in a row within the first {longest}"))
+            self.skipped.append(
+                (f"{path}:{line}", f"no two supervised tokens in a row within the first {longest}")
+            )
             return
         self.cut += len(ids) > longest
         self.builder.add(ids[:longest], mask[:longest], str(path), line)
@@ -336,15 +361,21 @@ def _check_ids(ids: np.ndarray, vocab_size: int | None) -> None:
     wrong = np.flatnonzero((ids < 0) | (ids >= (vocab_size if vocab_size is not None else 2**31 - 1)))
     if len(wrong):
         first = int(wrong[0])
-        raise BadSample(f"token id {int(ids[first])} at position {first} is outside the vocabulary of {vocab_size}")
+        raise BadSample(
+            f"token id {int(ids[first])} at position {first} is outside the vocabulary of {vocab_size}"
+        )
 
 
 def unknown_format(path: Path, row: Mapping[str, Any]) -> str:
     texts = [name for name, value in row.items() if isinstance(value, str)]
-    user = next((name for name in ("question", "prompt", "instruction", "input", "query") if name in texts), None)
+    user = next(
+        (name for name in ("question", "prompt", "instruction", "input", "query") if name in texts), None
+    )
     answers = ("answer", "response", "output", "completion", "solution", "canonical_solution", "chosen")
     assistant = next((name for name in answers if name in texts), None)
     return (
-        f"no 'conversations', 'messages' or 'input_ids' (found: {', '.join(map(str, row)) or 'nothing'}); convert with "
-        f"`dflash prepare --from {path} --user {user or 'FIELD'} --assistant {assistant or 'FIELD'} --out FILE`"
+        f"no 'conversations', 'messages' or 'input_ids' (found: {', '.join(map(str, row)) or 'nothing'}); "
+        "convert with "
+        f"`dflash prepare --from {path} --user {user or 'FIELD'} --assistant {assistant or 'FIELD'} --out "
+        "FILE`"
     )

@@ -1,8 +1,7 @@
 """Real text on any machine without a download: the Python standard library that runs the program.
 
-Each function becomes a conversation: the user gives module, signature and docstring, the assistant answers with the
-source. The split into training and held-out conversations depends only on module and name.
-"""
+Each function becomes a conversation: the user gives module, signature and docstring, the assistant answers
+with the source. The split into training and held-out conversations depends only on module and name."""
 
 from __future__ import annotations
 
@@ -26,7 +25,17 @@ FORMAT = 1
 """Raised when what is written changes, so that an older cache is not taken for the new one."""
 
 SKIPPED_FOLDERS = frozenset(
-    {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data", "site-packages", "dist-packages"}
+    {
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "turtledemo",
+        "ensurepip",
+        "pydoc_data",
+        "site-packages",
+        "dist-packages",
+    }
 )
 PARTS = ("train.jsonl", "heldout.jsonl", "tokenizer/tokenizer.json", "meta.json")
 LEAST_LINES, MOST_LINES = 3, 120
@@ -65,7 +74,10 @@ class Function:
         asked = f"Write `{self.name}` of the Python module `{self.module}`.\n\n{self.signature}"
         if self.docstring:
             asked += f"\n\n{self.docstring}"
-        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": f"```python\n{self.source}\n```"}]
+        turns = [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": f"```python\n{self.source}\n```"},
+        ]
         return {"id": f"{self.module}:{self.name}", "conversations": turns}
 
 
@@ -97,7 +109,8 @@ def functions_of(text: str, module: str) -> Iterator[Function]:
 
 
 def read_library(root: Path | None = None) -> list[Function]:
-    """Every function of the library once (equal sources count once), in an order that depends only on the names.
+    """Every function of the library once (equal sources count once), in an order that depends only on the
+    names.
 
     Args:
         root: the library's folder; None is the running interpreter's.
@@ -106,7 +119,11 @@ def read_library(root: Path | None = None) -> list[Function]:
         UserError: the interpreter comes without the library's source.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
-    paths = [path for path in sorted(root.rglob("*.py")) if not SKIPPED_FOLDERS & set(path.relative_to(root).parts[:-1])]
+    paths = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not SKIPPED_FOLDERS & set(path.relative_to(root).parts[:-1])
+    ]
     found: list[Function] = []
     with Progress("Reading the standard library", len(paths)) as progress:
         for path in paths:
@@ -120,7 +137,10 @@ def read_library(root: Path | None = None) -> list[Function]:
                 pass  # bad on purpose, or in an older spelling
             progress.advance()
     if len(found) < LEAST_FUNCTIONS:
-        raise UserError(f"data.path = 'stdlib': {root} holds the source of only {len(found)} functions; try --set data.path=FILE")
+        raise UserError(
+            f"data.path = 'stdlib': {root} holds the source of only {len(found)} functions; try --set "
+            "data.path=FILE"
+        )
     sources: set[str] = set()
     names: set[bytes] = set()
     unique = []
@@ -147,11 +167,13 @@ def stdlib_folder(cache: str | Path, vocab_size: int) -> Path:
         CHAT_TEMPLATE,
     ]
     digest = hashlib.sha256(json.dumps(parameters).encode()).hexdigest()[:8]
-    return Path(cache) / f"stdlib-{platform.python_implementation().lower()}{platform.python_version()}-{vocab_size}-{digest}"
+    python = f"{platform.python_implementation().lower()}{platform.python_version()}"
+    return Path(cache) / f"stdlib-{python}-{vocab_size}-{digest}"
 
 
 def ensure_stdlib(cache: str | Path = "cache", vocab_size: int = 4096, root: Path | None = None) -> Path:
-    """The folder with `train.jsonl`, `heldout.jsonl` and `tokenizer/`, built when it is not there yet (some seconds).
+    """The folder with `train.jsonl`, `heldout.jsonl` and `tokenizer/`, built when it is not there yet (some
+    seconds).
 
     The folder appears whole or not at all; its name holds the Python version and a digest of the parameters.
 
@@ -167,24 +189,37 @@ def ensure_stdlib(cache: str | Path = "cache", vocab_size: int = 4096, root: Pat
     if all((folder / name).exists() for name in PARTS):
         return folder
     shutil.rmtree(folder, ignore_errors=True)  # somebody took files out of it
-    with atomic_folder(folder) as temporary:  # first, so that a folder that cannot be written is found at once
+    with atomic_folder(
+        folder
+    ) as temporary:  # first, so that a folder that cannot be written is found at once
         functions = read_library(root)
         conversations = [function.conversation() for function in functions]
         counts = {}
         for split, held_out in (("train", False), ("heldout", True)):
-            chosen = [line for line, function in zip(conversations, functions, strict=True) if function.held_out is held_out]
+            chosen = [
+                line
+                for line, function in zip(conversations, functions, strict=True)
+                if function.held_out is held_out
+            ]
             counts[split] = len(chosen)
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in chosen)
             (temporary / f"{split}.jsonl").write_text(text, encoding="utf-8")
         with Progress("Training the tokenizer", len(functions)) as progress:
             tokenizer = train_tokenizer(_training_texts(conversations, functions, progress), vocab_size)
         tokenizer.save_pretrained(temporary / "tokenizer")
-        meta = {"python": platform.python_version(), "vocab_size": vocab_size, "tokens": len(tokenizer), **counts}
+        meta = {
+            "python": platform.python_version(),
+            "vocab_size": vocab_size,
+            "tokens": len(tokenizer),
+            **counts,
+        }
         (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
-def _training_texts(conversations: list[dict], functions: list[Function], progress: Progress) -> Iterator[str]:
+def _training_texts(
+    conversations: list[dict], functions: list[Function], progress: Progress
+) -> Iterator[str]:
     for conversation, function in zip(conversations, functions, strict=True):
         progress.advance()
         if not function.held_out:

@@ -18,7 +18,8 @@ class FlatSamples(Sequence[Sample]):
         input_ids: int32 `[tokens]`, all samples one after the other.
         loss_mask: bool `[tokens]`.
         offsets: int64 `[samples + 1]`.
-        files, places: the file of each sample (index into `files` by `places[:, 0]`) and its line (`places[:, 1]`).
+        files, places: the file of each sample (index into `files` by `places[:, 0]`) and its line (`places[:,
+            1]`).
         document_ids: int32 `[tokens]` when samples are packed rows.
     """
 
@@ -75,7 +76,9 @@ class FlatBuilder:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def add(self, ids: np.ndarray, mask: np.ndarray, file: str, line: int, documents: np.ndarray | None = None) -> None:
+    def add(
+        self, ids: np.ndarray, mask: np.ndarray, file: str, line: int, documents: np.ndarray | None = None
+    ) -> None:
         self._ids.append(np.asarray(ids, np.int32))
         self._masks.append(np.asarray(mask, bool))
         self._places.append((self._files.setdefault(file, len(self._files)), line))
@@ -136,9 +139,8 @@ class Dataset:
 def pack(samples: Iterable[Sample], max_length: int) -> FlatSamples:
     """Put several short samples into rows of at most `max_length` tokens, first-fit over the longest first.
 
-    Row order and content depend only on the samples. Every row has `document_ids`, ascending from 0; `origin` is the
-    first document's. Samples must be no longer than `max_length`.
-    """
+    RawRow order and content depend only on the samples. Every row has `document_ids`, ascending from 0;
+    `origin` is the first document's. Samples must be no longer than `max_length`."""
     samples = list(samples)
     order = sorted(range(len(samples)), key=lambda index: (-len(samples[index].input_ids), index))
     rows: list[list[int]] = []
@@ -160,7 +162,9 @@ def pack(samples: Iterable[Sample], max_length: int) -> FlatSamples:
     builder = FlatBuilder()
     for places in sorted(rows, key=min):
         members = [samples[index] for index in sorted(places)]
-        documents = np.repeat(np.arange(len(members), dtype=np.int32), [len(sample.input_ids) for sample in members])
+        documents = np.repeat(
+            np.arange(len(members), dtype=np.int32), [len(sample.input_ids) for sample in members]
+        )
         file, _, line = members[0].origin.rpartition(":")
         ids = np.concatenate([sample.input_ids for sample in members])
         builder.add(ids, np.concatenate([sample.loss_mask for sample in members]), file, int(line), documents)

@@ -13,7 +13,8 @@ class DocumentRows:
     """Packed rows taken apart: every document in a row of its own, and the way back. Made on the host.
 
     Attributes:
-        gather: int64 `[documents, longest]` places in the flattened batch; past a document's end, its last place again.
+        gather: int64 `[documents, longest]` places in the flattened batch; past a document's end, its last
+            place again.
         scatter: int64 `[batch * length]` places in the flattened rows.
     """
 
@@ -36,4 +37,6 @@ class DocumentRows:
 
     def to(self, device: torch.device) -> DocumentRows:
         """On `device`; from pinned memory without a wait."""
-        return DocumentRows(self.gather.to(device, non_blocking=True), self.scatter.to(device, non_blocking=True))
+        return DocumentRows(
+            self.gather.to(device, non_blocking=True), self.scatter.to(device, non_blocking=True)
+        )

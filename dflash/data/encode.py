@@ -15,9 +15,9 @@ from dflash.data.template import Rendered
 class Encoder:
     """Tokenises and masks.
 
-    A mask needs to know which characters each token stands for. In byte-level vocabularies a token's own length says it,
-    which is much cheaper than the tokenizer's offsets; those serve all other vocabularies, and any text whose bytes do
-    not add up.
+    A mask needs to know which characters each token stands for. In byte-level vocabularies a token's own
+    length says it, which is much cheaper than the tokenizer's offsets; those serve all other vocabularies,
+    and any text whose bytes do not add up.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
@@ -45,13 +45,21 @@ class Encoder:
             if not len(ids) or ends[-1] != size or not (plain or unicodedata.is_normalized("NFC", item.text)):
                 results += self._by_offsets([item], [item.text])
                 continue
-            spans = item.spans if plain else tuple((_byte(item.text, start), _byte(item.text, end)) for start, end in item.spans)
+            spans = (
+                item.spans
+                if plain
+                else tuple((_byte(item.text, start), _byte(item.text, end)) for start, end in item.spans)
+            )
             results.append((ids, token_mask(ends - self._bytes[ids], spans)))
         return results
 
-    def _by_offsets(self, rendered: Sequence[Rendered], texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _by_offsets(
+        self, rendered: Sequence[Rendered], texts: list[str]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         results = []
-        for item, encoding in zip(rendered, self._backend.encode_batch(texts, add_special_tokens=False), strict=True):
+        for item, encoding in zip(
+            rendered, self._backend.encode_batch(texts, add_special_tokens=False), strict=True
+        ):
             offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
             results.append((np.array(encoding.ids, np.int32), token_mask(offsets[:, 0], item.spans)))
         return results
@@ -60,7 +68,8 @@ class Encoder:
 def token_mask(starts: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """Which tokens start in a span.
 
-    A token that begins in the prompt and ends in the answer is not the assistant's: it never generates such a one.
+    A token that begins in the prompt and ends in the answer is not the assistant's: it never generates such a
+    one.
 
     Args:
         starts: int64 `[tokens]`, ascending.
@@ -89,7 +98,9 @@ def token_bytes(backend: Any) -> np.ndarray | None:
         return None
     sizes = np.zeros(max(vocabulary.values()) + 1, np.int64)
     for text, index in vocabulary.items():
-        sizes[index] = len(text.encode()) if index in added else len(text)  # one character of the alphabet for each byte
+        sizes[index] = (
+            len(text.encode()) if index in added else len(text)
+        )  # one character of the alphabet for each byte
     return sizes
 
 

@@ -47,7 +47,9 @@ def atomic_text(path: Path) -> Iterator[IO[str]]:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             yield file
             sync(file)
-        Path(name).chmod(0o644)  # mkstemp's 0600 would hide the result from the other users of a shared folder
+        Path(name).chmod(
+            0o644
+        )  # mkstemp's 0600 would hide the result from the other users of a shared folder
         os.replace(name, path)
         sync_folder(path.parent)
     except BaseException:
@@ -57,7 +59,8 @@ def atomic_text(path: Path) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that is renamed to `path` when the block ends well; an equal folder made meanwhile wins.
+    """A temporary folder that is renamed to `path` when the block ends well; an equal folder made meanwhile
+    wins.
 
     Raises:
         UserError: the parent folder cannot be written.
@@ -85,7 +88,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 class Progress:
-    """`with Progress("Tokenising", total) as progress: progress.advance(n)`: silent until two seconds have passed.
+    """`with Progress("Tokenising", total) as progress: progress.advance(n)`: silent until two seconds have
+    passed.
 
     On a terminal a bar of rich; elsewhere (CI logs) a plain line on stderr every ten seconds.
     """
@@ -124,11 +128,20 @@ class Progress:
         if not self.total:
             return f"{self.what}: {self.done:,}{self.unit} in {seconds:.0f} s"
         left = seconds * (self.total - self.done) / max(self.done, 1)
-        return f"{self.what}: {self.done:,} of {self.total:,}{self.unit}, {seconds:.0f} s, about {left:.0f} s left"
+        return (
+            f"{self.what}: {self.done:,} of {self.total:,}{self.unit}, {seconds:.0f} s, about {left:.0f} s "
+            "left"
+        )
 
     def _draw(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as Bar
 
         if self._bar is None:

@@ -22,8 +22,9 @@ RETRY_STATUS = {408, 409, 429, 500, 502, 503, 504}
 class TargetGenerator:
     """Batched generation with a transformers model.
 
-    Prompts of like length share a batch and are padded on the left with the attention mask that says so; hybrid models
-    take padding out of their recurrent state by that mask, so an answer does not depend on its batch (up to rounding).
+    Prompts of like length share a batch and are padded on the left with the attention mask that says so;
+    hybrid models take padding out of their recurrent state by that mask, so an answer does not depend on its
+    batch (up to rounding).
 
     Args:
         model: a transformers causal language model.
@@ -80,7 +81,9 @@ class TargetGenerator:
             UserError: the template refuses it.
         """
         try:
-            text = self._renderer.render(prompt.messages, prompt.tools, add_generation_prompt=True, **self._variables)
+            text = self._renderer.render(
+                prompt.messages, prompt.tools, add_generation_prompt=True, **self._variables
+            )
         except BadSample as error:
             raise UserError(f"{prompt.origin}: {error}") from None
         return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
@@ -93,15 +96,22 @@ class TargetGenerator:
         longest = max(map(len, prompts))
         device = self._model.device
         pad = self._stop_ids[0]
-        ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        ids = torch.tensor(
+            [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device
+        )
+        mask = torch.tensor(
+            [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device
+        )
         room = self._context - longest if self._context else self._max_new_tokens
         settings: dict[str, Any] = {"do_sample": False}
         if self._temperature > 0:
             settings = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "top_p": 1.0}
             torch.manual_seed(self._seed + sum(map(len, prompts)))
         config = GenerationConfig(
-            max_new_tokens=min(self._max_new_tokens, room), eos_token_id=self._stop_ids, pad_token_id=pad, **settings
+            max_new_tokens=min(self._max_new_tokens, room),
+            eos_token_id=self._stop_ids,
+            pad_token_id=pad,
+            **settings,
         )
         with torch.inference_mode():
             output = self._model.generate(ids, attention_mask=mask, generation_config=config)
@@ -116,8 +126,12 @@ class TargetGenerator:
         backend = self._tokenizer.backend_tokenizer
         text = backend.decode(words, skip_special_tokens=False)
         exact = backend.encode(text, add_special_tokens=False).ids == words
-        opened = self._tokenizer.decode(list(prompt[-8:])).rstrip().endswith("<think>")  # the prompt began the thought
-        return Answer(f"<think>\n{text}" if opened else text, end is not None, tuple(prompt), tuple(written), exact)
+        opened = (
+            self._tokenizer.decode(list(prompt[-8:])).rstrip().endswith("<think>")
+        )  # the prompt began the thought
+        return Answer(
+            f"<think>\n{text}" if opened else text, end is not None, tuple(prompt), tuple(written), exact
+        )
 
 
 class Endpoint:
@@ -160,7 +174,11 @@ class Endpoint:
             raise UserError(f"{self._base}/models: lists no model; name one with --endpoint-model") from None
 
     def __call__(self, prompt: Prompt) -> Answer:
-        body: dict[str, Any] = {**self._body, "model": self.model, "messages": [_spoken(message) for message in prompt.messages]}
+        body: dict[str, Any] = {
+            **self._body,
+            "model": self.model,
+            "messages": [_spoken(message) for message in prompt.messages],
+        }
         if prompt.tools:
             body["tools"] = list(prompt.tools)
         reply = self._call("/chat/completions", body)
@@ -172,19 +190,26 @@ class Endpoint:
             raise UserError(f"{self._base}: the reply holds no answer: {json.dumps(reply)[:200]}") from None
         thought = message.get("reasoning_content") or message.get("reasoning")
         if thought:
-            text = f"<think>\n{thought.strip()}\n</think>\n\n{text}" if text.strip() else f"<think>\n{thought}"
+            text = (
+                f"<think>\n{thought.strip()}\n</think>\n\n{text}" if text.strip() else f"<think>\n{thought}"
+            )
         return Answer(text, choice.get("finish_reason") != "length")
 
     def _call(self, path: str, body: dict[str, Any] | None) -> Any:
         url = self._base + path
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self._key}"} if self._key else {})}
+        headers = {
+            "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {self._key}"} if self._key else {}),
+        }
         data = None if body is None else json.dumps(body).encode()
         problem = ""
         for attempt in range(RETRIES):
             if attempt:
                 time.sleep(RETRY_FIRST_S * 4 ** (attempt - 1))
             try:
-                with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=self._timeout_s) as reply:
+                with urllib.request.urlopen(
+                    urllib.request.Request(url, data, headers), timeout=self._timeout_s
+                ) as reply:
                     return json.load(reply)
             except urllib.error.HTTPError as error:
                 problem = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace').strip()}"
@@ -195,7 +220,10 @@ class Endpoint:
                 break
             except OSError as error:  # refused, reset, timed out
                 problem = str(getattr(error, "reason", error))
-        raise UserError(f"{url}: {' '.join(problem.split())}; what is finished is kept, the same command goes on from there")
+        raise UserError(
+            f"{url}: {' '.join(problem.split())}; what is finished is kept, the same command goes on from "
+            "there"
+        )
 
 
 def _spoken(message: dict[str, Any]) -> dict[str, Any]:

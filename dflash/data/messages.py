@@ -58,17 +58,21 @@ def conversation_of(row: Mapping[str, Any]) -> tuple[list[Message], list[Any] | 
 def normalise(turn: Any, number: int) -> Message:
     """A message with `role` (user, assistant, system, developer, tool) and `content` (a string, maybe empty).
 
-    The assistant's may also have `reasoning_content` (split off from `<think>` in the content) and `tool_calls`
-    (`[{"type": "function", "function": {"name", "arguments": dict or str}}]`).
+    The assistant's may also have `reasoning_content` (split off from `<think>` in the content) and
+    `tool_calls` (`[{"type": "function", "function": {"name", "arguments": dict or str}}]`).
 
     Raises:
         BadSample: neither `role`/`content` nor `from`/`value`, an unknown role, or content that is no text.
     """
     if not isinstance(turn, Mapping):
-        raise BadSample(f"message {number} is a {type(turn).__name__}, not an object with 'role' and 'content'")
+        raise BadSample(
+            f"message {number} is a {type(turn).__name__}, not an object with 'role' and 'content'"
+        )
     spoken = turn.get("role") or turn.get("from")
     if not isinstance(spoken, str):
-        raise BadSample(f"message {number} has neither 'role' nor 'from' (found: {', '.join(turn) or 'nothing'})")
+        raise BadSample(
+            f"message {number} has neither 'role' nor 'from' (found: {', '.join(turn) or 'nothing'})"
+        )
     role = ROLES.get(spoken.lower())
     if role is None:
         raise BadSample(f"message {number} has the unknown role {spoken!r}")
@@ -85,7 +89,9 @@ def normalise(turn: Any, number: int) -> Message:
             calls, message["content"] = [call], ""
     if calls:
         message["tool_calls"] = [_tool_call(call, number) for call in calls]
-    thoughts = next((turn[name] for name in REASONING_FIELDS if isinstance(turn.get(name), str) and turn[name]), "")
+    thoughts = next(
+        (turn[name] for name in REASONING_FIELDS if isinstance(turn.get(name), str) and turn[name]), ""
+    )
     if not thoughts and "</think>" in message["content"]:
         before, _, answer = message["content"].partition("</think>")
         if before.lstrip().startswith("<think>") or "<think>" not in before:

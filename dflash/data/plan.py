@@ -1,4 +1,5 @@
-"""Which samples make which batch, for ever and without state: place i of the plan is a pure function of the seed."""
+"""Which samples make which batch, for ever and without state: place i of the plan is a pure function of the
+seed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Plan(Protocol):
     """An endless, deterministic order of batches."""
 
     def spec(self, index: int) -> BatchSpec:
-        """The batch at place `index` >= 0. Pure: equal plans and places give equal specs, in any order of asking."""
+        """The batch at place `index` >= 0. Pure: equal plans and places give equal specs, in any order of
+        asking."""
         ...
 
 
@@ -32,11 +34,12 @@ class _Epoch:
 class EpochPlan:
     """Every sample once per epoch, in batches of constant size and low padding, in a fresh order every epoch.
 
-    A sample goes to the shortest bucket that holds it. What is left of a bucket when it has been cut into batches moves
-    up to the next longer bucket, so at most one batch of an epoch, a longest one, is not full; it is filled up with
-    samples from the start of the epoch's order. So `batches_per_epoch` is ceil(samples / batch_size), at most
-    batch_size-1 places of an epoch hold a sample for the second time (more only when there are fewer samples than a
-    batch has places), and at most batch_size-1 samples of a bucket are padded further than they need.
+    A sample goes to the shortest bucket that holds it. What is left of a bucket when it has been cut into
+    batches moves up to the next longer bucket, so at most one batch of an epoch, a longest one, is not full;
+    it is filled up with samples from the start of the epoch's order. So `batches_per_epoch` is ceil(samples /
+    batch_size), at most batch_size-1 places of an epoch hold a sample for the second time (more only when
+    there are fewer samples than a batch has places), and at most batch_size-1 samples of a bucket are padded
+    further than they need.
 
     Batches of each bucket are spread evenly over the epoch, so that lengths stay mixed.
 
@@ -50,12 +53,16 @@ class EpochPlan:
         UserError: no samples, or a sample longer than the last bucket.
     """
 
-    def __init__(self, lengths: Sequence[int] | np.ndarray, buckets: Sequence[int], batch_size: int, seed: int) -> None:
+    def __init__(
+        self, lengths: Sequence[int] | np.ndarray, buckets: Sequence[int], batch_size: int, seed: int
+    ) -> None:
         sizes = np.asarray(lengths, np.int64)
         if not len(sizes):
             raise UserError("the data set is empty")
         if int(sizes.max()) > buckets[-1]:
-            raise UserError(f"a sample has {int(sizes.max())} tokens, the longest of data.buckets is {buckets[-1]}")
+            raise UserError(
+                f"a sample has {int(sizes.max())} tokens, the longest of data.buckets is {buckets[-1]}"
+            )
         self.batch_size = batch_size
         self.seed = seed
         self.samples = len(sizes)
@@ -89,7 +96,9 @@ class EpochPlan:
         if len(rest):
             longest = int(self._buckets[self._bucket_of[rest].max()])
             others = order[~np.isin(order, rest)]
-            rows.append(np.resize(np.concatenate([rest, others[self._fits(others, longest)], rest]), (1, size)))
+            rows.append(
+                np.resize(np.concatenate([rest, others[self._fits(others, longest)], rest]), (1, size))
+            )
             buckets.append(np.array([longest]))
             places.append(rng.random(1))
         mixed = np.argsort(np.concatenate(places), kind="stable")
@@ -114,7 +123,8 @@ class CyclePlan:
 
 
 def anchor_seed(seed: int, index: int) -> int:
-    """A 63-bit seed for the anchors of place `index`: SplitMix64 over both, so that neighbours share nothing."""
+    """A 63-bit seed for the anchors of place `index`: SplitMix64 over both, so that neighbours share
+    nothing."""
     mixed = (seed * 0x9E37_79B9_7F4A_7C15 + (index + 1) * 0xD1B5_4A32_D192_ED03) & 0xFFFF_FFFF_FFFF_FFFF
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & 0xFFFF_FFFF_FFFF_FFFF
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & 0xFFFF_FFFF_FFFF_FFFF

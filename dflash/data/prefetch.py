@@ -1,4 +1,5 @@
-"""The thread that builds batches ahead of the target workers, and what it counts while they are still in host memory."""
+"""The thread that builds batches ahead of the target workers, and what it counts while they are still in host
+memory."""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ class BatchPrefetcher:
         self._thread.start()
 
     def get(self) -> Batch | None:
-        """The next batch in plan order; waits for it. None once the plan's end is reached, on an error, or when closed."""
+        """The next batch in plan order; waits for it. None once the plan's end is reached, on an error, or
+        when closed."""
         with self._lock:
             while not self._ready and not self._ended:
                 self._filled.wait()
@@ -125,11 +127,13 @@ class BatchPrefetcher:
         return len(self._ready)
 
     def stands_full(self) -> bool:
-        """As many batches wait as may, and the next one is built: nothing moves until a target worker draws."""
+        """As many batches wait as may, and the next one is built: nothing moves until a target worker
+        draws."""
         return self._waiting and len(self._ready) >= self.capacity
 
     def close(self) -> None:
-        """Stop; everyone waiting in `get` gets None. Never waits itself, may be called again and from any thread."""
+        """Stop; everyone waiting in `get` gets None. Never waits itself, may be called again and from any
+        thread."""
         with self._lock:
             self._end()
 
@@ -156,7 +160,9 @@ class BatchPrefetcher:
             with self._lock:  # what is ready is still handed out
                 self._ended = True
                 self._filled.notify_all()
-        except BaseException as error:  # whatever it is, the run must hear of it and nobody may be left waiting
+        except (
+            BaseException
+        ) as error:  # whatever it is, the run must hear of it and nobody may be left waiting
             self.close()
             if self._on_error is not None:
                 self._on_error(error)

@@ -1,4 +1,5 @@
-"""What `dflash prepare` does to files: any rows with a question and an answer -> a chat JSONL, and a look at a data set."""
+"""What `dflash prepare` does to files: any rows with a question and an answer -> a chat JSONL, and a look at
+a data set."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash.data.conversations import Row, data_files, read_rows
+from dflash.data.conversations import RawRow, data_files, read_rows
 from dflash.data.files import Progress, atomic_text
 from dflash.data.template import BadSample
 from steptime.errors import UserError, nearest
@@ -38,12 +39,15 @@ class Converted:
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
-def convert(source: Path, fields: Fields, out: Path, skip_bad: bool = False, cache: str | Path = "cache") -> Converted:
-    """Write `{"conversations": [...]}` for every row of a JSONL, JSON array or Parquet file. Whole or not at all.
+def convert(
+    source: Path, fields: Fields, out: Path, skip_bad: bool = False, cache: str | Path = "cache"
+) -> Converted:
+    """Write `{"conversations": [...]}` for every row of a JSONL, JSON array or Parquet file. Whole or not at
+    all.
 
     Raises:
-        UserError: a missing field, an empty answer, a broken line (with `skip_bad` only counted), no row at all,
-            `out` that is the source itself or cannot be written.
+        UserError: a missing field, an empty answer, a broken line (with `skip_bad` only counted), no row at
+            all, `out` that is the source itself or cannot be written.
     """
     files = data_files(source)
     if any(out.resolve() == file.resolve() for file in files):
@@ -64,15 +68,18 @@ def convert(source: Path, fields: Fields, out: Path, skip_bad: bool = False, cac
                     sink.write(json.dumps({"conversations": turns}, ensure_ascii=False) + "\n")
                     result.written += 1
         if not result.written:
-            raise UserError(f"{source}: no usable row{f', the first: {result.skipped[0][1]}' if result.skipped else ''}")
+            raise UserError(
+                f"{source}: no usable row{f', the first: {result.skipped[0][1]}' if result.skipped else ''}"
+            )
     return result
 
 
-def conversation_from(row: Row, fields: Fields) -> list[dict[str, str]]:
+def conversation_from(row: RawRow, fields: Fields) -> list[dict[str, str]]:
     """The turns of one row.
 
     Raises:
-        BadSample: a broken line, a missing field (the nearest one is named), a value that is no text, an empty part.
+        BadSample: a broken line, a missing field (the nearest one is named), a value that is no text, an
+            empty part.
     """
     if row.value is None:
         raise BadSample(row.reason or "empty line")
@@ -91,7 +98,10 @@ def conversation_from(row: Row, fields: Fields) -> list[dict[str, str]]:
 
 def _text(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
-        raise BadSample(f"no field {name!r} (found: {', '.join(map(str, row)) or 'nothing'}){nearest(name, map(str, row))}")
+        raise BadSample(
+            f"no field {name!r} (found: "
+            f"{', '.join(map(str, row)) or 'nothing'}){nearest(name, map(str, row))}"
+        )
     value = row[name]
     if value is None:
         return ""

@@ -1,11 +1,12 @@
-"""Answers rewritten by the target itself: a drafter learns what its target would say, not what somebody else said.
+"""Answers rewritten by the target itself: a drafter learns what its target would say, not what somebody else
+said.
 
-Every conversation keeps its questions; the assistant's turns are generated one after the other, each from the history
-with the new answers in it. Turns with tool calls stay as they are, since the tool's result that follows belongs to them.
+Every conversation keeps its questions; the assistant's turns are generated one after the other, each from the
+history with the new answers in it. Turns with tool calls stay as they are, since the tool's result that
+follows belongs to them.
 
-Finished conversations are appended to a `.part` file whose name holds a digest of input and settings. When all are
-there it becomes the output in one rename; until then the same command goes on where it stopped.
-"""
+Finished conversations are appended to a `.part` file whose name holds a digest of input and settings. When
+all are there it becomes the output in one rename; until then the same command goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ class Task:
         return False
 
     def take(self, answer: Answer) -> None:
-        """Put an answer in the place of the old turn. A thought that never ended is no answer: the task has failed."""
+        """Put an answer in the place of the old turn. A thought that never ended is no answer: the task has
+        failed."""
         message = normalise({"role": "assistant", "content": answer.text}, len(self.new) + 1)
         self.failed = not message["content"].strip() or message["content"].lstrip().startswith("<think>")
         if self.failed:
@@ -122,7 +124,9 @@ class Report:
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read_tasks(source: Path, limit: int | None, skip_bad: bool, cache: str | Path) -> tuple[list[Task], list[tuple[str, str]]]:
+def read_tasks(
+    source: Path, limit: int | None, skip_bad: bool, cache: str | Path
+) -> tuple[list[Task], list[tuple[str, str]]]:
     """The conversations of a chat file; each must have an assistant's turn to rewrite.
 
     Raises:
@@ -219,8 +223,8 @@ def regenerate(
     Args:
         tasks: from `read_tasks`.
         generator: the target, here or behind an endpoint.
-        out: chat JSONL, or with `as_tokens` one `{"input_ids", "loss_mask"}` for every generated turn: exactly the ids
-            that the target read and wrote.
+        out: chat JSONL, or with `as_tokens` one `{"input_ids", "loss_mask"}` for every generated turn:
+            exactly the ids that the target read and wrote.
         settings: all that the answers depend on besides the conversations; part of the digest.
 
     Raises:
@@ -247,13 +251,20 @@ def regenerate(
 
 
 def _run_chunk(
-    tasks: list[Task], generator: Generator, part: PartFile, report: Report, as_tokens: bool, progress: Progress
+    tasks: list[Task],
+    generator: Generator,
+    part: PartFile,
+    report: Report,
+    as_tokens: bool,
+    progress: Progress,
 ) -> None:
     waiting = [task for task in tasks if task.advance()]
     while waiting:
         current, waiting = waiting, []
 
-        def done(index: int, answer: Answer, current: list[Task] = current, waiting: list[Task] = waiting) -> None:
+        def done(
+            index: int, answer: Answer, current: list[Task] = current, waiting: list[Task] = waiting
+        ) -> None:
             task = current[index]
             task.take(answer)
             report.cut += not answer.finished
@@ -265,7 +276,10 @@ def _run_chunk(
             report.empty += task.failed
             progress.advance()
 
-        prompts = [Prompt(tuple(task.new), tuple(task.tools) if task.tools else None, task.origin) for task in current]
+        prompts = [
+            Prompt(tuple(task.new), tuple(task.tools) if task.tools else None, task.origin)
+            for task in current
+        ]
         generator(prompts, done)
 
 
@@ -297,7 +311,9 @@ class ParallelGenerator:
 
     def __call__(self, prompts: Sequence[Prompt], done: Callable[[int, Answer], None]) -> None:
         with ThreadPoolExecutor(self.batch, thread_name_prefix="endpoint") as pool:
-            futures: dict[Future[Answer], int] = {pool.submit(self._ask, prompt): place for place, prompt in enumerate(prompts)}
+            futures: dict[Future[Answer], int] = {
+                pool.submit(self._ask, prompt): place for place, prompt in enumerate(prompts)
+            }
             try:
                 for future in as_completed(futures):
                     done(futures[future], future.result())

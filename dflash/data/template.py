@@ -1,9 +1,10 @@
-"""A chat rendered with a template, and which characters of it are the assistant's, proven rather than guessed.
+"""A chat rendered with a template, and which characters of it are the assistant's, proven rather than
+guessed.
 
-Templates with `{% generation %}` say it themselves. For the others the template is rendered once more with unique
-words in place of all texts; the literal pieces between those words tell where a generation prompt ends and where a
-turn ends, and the real rendering must equal those pieces with the real texts between them, character for character.
-"""
+Templates with `{% generation %}` say it themselves. For the others the template is rendered once more with
+unique words in place of all texts; the literal pieces between those words tell where a generation prompt ends
+and where a turn ends, and the real rendering must equal those pieces with the real texts between them,
+character for character."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ Span = tuple[int, int]
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 WORD = re.compile(r"Xq(\d{5})([crn])Qx")
-FIXED_DATE = "26 Jul 2024"  # the date that Llama's templates fall back to; the clock's would change the data every day
+FIXED_DATE = (
+    "26 Jul 2024"  # the date that Llama's templates fall back to; the clock's would change the data every day
+)
 
 # What a template does to a text before it shows it: nothing, some trimming, or JSON's escapes.
 VARIANTS: tuple[Callable[[str], str], ...] = (
@@ -59,13 +62,13 @@ class _Skeleton:
     """What a template adds around the texts of conversations of one shape.
 
     Attributes:
-        literals: the template's own pieces; one more than slots.
-        slots: (message index, kind) of the text after each literal but the last.
+        literals: the template's own pieces; one more than placeholders.
+        placeholders: (message index, kind) of the text after each literal but the last.
         turns: for each assistant message: (literal index, offset) where it starts and where it ends.
     """
 
     literals: tuple[str, ...]
-    slots: tuple[tuple[int, str], ...]
+    placeholders: tuple[tuple[int, str], ...]
     turns: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
 
@@ -137,7 +140,8 @@ class ChatRenderer:
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise BadSample(
-                f"the chat template refuses it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+                "the chat template refuses it: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
             ) from None
         return texts[0], list(spans[0]) if spans else []
 
@@ -145,7 +149,8 @@ class ChatRenderer:
         """Render a conversation (as `normalise` leaves it) and find the assistant's spans.
 
         Raises:
-            BadSample: no assistant text, a template that refuses the conversation, or spans that cannot be proven.
+            BadSample: no assistant text, a template that refuses the conversation, or spans that cannot be
+                proven.
         """
         speakers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if not any(has_text(messages[index]) for index in speakers):
@@ -172,18 +177,22 @@ class ChatRenderer:
             return self._spans_by_words(messages, tools)
         text, spans = self._render(messages, tools, True)
         if not spans:
-            raise BadSample("the chat template marks no assistant text (its {% generation %} part is never reached)")
+            raise BadSample(
+                "the chat template marks no assistant text (its {% generation %} part is never reached)"
+            )
         return text, [(start, self._without_trailing_space(text, start, end)) for start, end in spans]
 
     def without_stop(self, rendered: Rendered) -> Rendered:
-        """The same without the last turn's end in the loss: for an answer that was cut off, where the model did not stop."""
+        """The same without the last turn's end in the loss: for an answer that was cut off, where the model
+        did not stop."""
         *others, (start, end) = rendered.spans
         text = rendered.text[start:end]
         stop = max((len(token) for token in self._specials if text.endswith(token)), default=0)
         return Rendered(rendered.text, (*others, (start, end - stop)))
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
-        """The end of a span without the line feed that templates put behind the token that the model stops with."""
+        """The end of a span without the line feed that templates put behind the token that the model stops
+        with."""
         stripped = text[start:end].rstrip()
         return start + len(stripped) if stripped.endswith(self._specials) else end
 
@@ -191,17 +200,23 @@ class ChatRenderer:
         for message in messages:
             thought = message.get("reasoning_content", "").strip()
             if thought and any(text.find(thought, start, end) >= 0 for start, end in spans):
-                raise BadSample("the reasoning cannot be masked: this chat template puts it in no <think> block")
+                raise BadSample(
+                    "the reasoning cannot be masked: this chat template puts it in no <think> block"
+                )
 
     def _last_turn(self, messages: Sequence[Message], speakers: list[int], spans: list[Span]) -> list[Span]:
-        asked = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        asked = max(
+            (index for index, message in enumerate(messages) if message["role"] == "user"), default=-1
+        )
         count = sum(index > asked for index in speakers)
         if count == 0:
             raise BadSample("no assistant text after the last user's message")
         # A template that joins or splits messages breaks the count; its last span is still the last turn's.
         return spans[-count:] if len(spans) == len(speakers) else spans[-1:]
 
-    def _spans_by_words(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[str, list[Span]]:
+    def _spans_by_words(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> tuple[str, list[Span]]:
         text = self.render(messages, tools)
         key = json.dumps([[_shape(message) for message in messages], tools], sort_keys=True, default=str)
         if WORD.search(key):
@@ -220,12 +235,12 @@ class ChatRenderer:
 
     def _make_skeleton(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> _Skeleton:
         worded = [_with_words(index, message) for index, message in enumerate(messages)]
-        literals, slots = _split(self.render(worded, tools))
+        literals, placeholders = _split(self.render(worded, tools))
         turns = []
         for index, message in enumerate(messages):
             if message["role"] != "assistant" or not has_text(message):
                 continue
-            own = self._own_places(index, slots, worded, tools)
+            own = self._own_places(index, placeholders, worded, tools)
             if not own:
                 calls = " (only tool calls, which it does not know)" if message.get("tool_calls") else ""
                 raise BadSample(f"the chat template leaves out the assistant's message {index + 1}{calls}")
@@ -233,44 +248,61 @@ class ChatRenderer:
             start = (first, self._start_in(literals[first], worded[:index], tools))
             end = (last + 1, self._end_in(literals[last + 1], index, worded[: index + 1], tools))
             turns.append((start, end))
-        return _Skeleton(tuple(literals), tuple(slots), tuple(turns))
+        return _Skeleton(tuple(literals), tuple(placeholders), tuple(turns))
 
     def _own_places(
-        self, index: int, slots: list[tuple[int, str]], worded: Sequence[Message], tools: Sequence[Any] | None
+        self,
+        index: int,
+        placeholders: list[tuple[int, str]],
+        worded: Sequence[Message],
+        tools: Sequence[Any] | None,
     ) -> list[int]:
-        """The slots of message `index` that stand in its own turn: as many as there are when it is the last message.
+        """The placeholders of message `index` that stand in its own turn: as many as there are when it is the
+        last message.
 
         Some templates name a function once more where they show its result.
         """
         alone = _split(self.render(worded[: index + 1], tools))[1]
         places: list[int] = []
         for kind in "rcn":
-            found = [place for place, slot in enumerate(slots) if slot == (index, kind)]
+            found = [place for place, placeholder in enumerate(placeholders) if placeholder == (index, kind)]
             places += found[: alone.count((index, kind))]
         return places
 
     def _start_in(self, literal: str, before: Sequence[Message], tools: Sequence[Any] | None) -> int:
-        """Where in the piece before the assistant's words its own writing starts: after the generation prompt.
+        """Where in the piece before the assistant's words its own writing starts: after the generation
+        prompt.
 
-        The whole piece when the prompt is not to be recognised in it: then only the words themselves are supervised.
-        """
+        The whole piece when the prompt is not to be recognised in it: then only the words themselves are
+        supervised."""
         try:
-            plain, prompt = (_split(self.render(before, tools, add_generation_prompt=flag))[0][-1] for flag in (False, True))
+            plain, prompt = (
+                _split(self.render(before, tools, add_generation_prompt=flag))[0][-1]
+                for flag in (False, True)
+            )
         except BadSample:
             return len(literal)
         return len(prompt) if prompt != plain and literal.startswith(prompt) else len(literal)
 
     def _end_in(self, literal: str, index: int, until: Sequence[Message], tools: Sequence[Any] | None) -> int:
-        """Where in the piece after the assistant's words its turn ends: after the token that the model stops with.
+        """Where in the piece after the assistant's words its turn ends: after the token that the model stops
+        with.
 
-        That is what the piece has in common with those of the conversation that ends here and of one that goes on: the
-        start of the next turn differs, and so does what is only at the end of a conversation.
+        That is what the piece has in common with those of the conversation that ends here and of one that
+        goes on: the start of the next turn differs, and so does what is only at the end of a conversation.
         """
         tails = []
         for messages in (until, [*until, {"role": "user", "content": "and?"}]):
             try:
-                literals, slots = _split(self.render(messages, tools))
-                tails.append(literals[max(place for place, slot in enumerate(slots) if slot[0] == index) + 1])
+                literals, placeholders = _split(self.render(messages, tools))
+                tails.append(
+                    literals[
+                        max(
+                            place for place, placeholder in enumerate(placeholders) if placeholder[0] == index
+                        )
+                        + 1
+                    ]
+                )
             except BadSample:
                 continue  # a tool call cannot be followed by a question in some templates
         common = literal
@@ -280,7 +312,9 @@ class ChatRenderer:
         if ends:
             return max(ends)
         if tails and all(tail.startswith(self._specials) for tail in [literal, *tails]):
-            return max(len(token) for token in self._specials if literal.startswith(token))  # another one in the last turn
+            return max(
+                len(token) for token in self._specials if literal.startswith(token)
+            )  # another one in the last turn
         return len(common.rstrip()) if tails and common == tails[0] else 0
 
     @cached_property
@@ -288,17 +322,25 @@ class ChatRenderer:
         added = tuple(str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
         return added or tuple(token for token in self.tokenizer.all_special_tokens if token)
 
-    def _spans_by_prefixes(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Span]:
-        """For templates that look into the texts: every shorter conversation must be a prefix of the whole one."""
+    def _spans_by_prefixes(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> list[Span]:
+        """For templates that look into the texts: every shorter conversation must be a prefix of the whole
+        one."""
         spans = []
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             prompt = self.render(messages[:index], tools, add_generation_prompt=True)
             turn = self.render(messages[: index + 1], tools)
-            if not (prompt != self.render(messages[:index], tools) and text.startswith(turn) and turn.startswith(prompt)):
+            if not (
+                prompt != self.render(messages[:index], tools)
+                and text.startswith(turn)
+                and turn.startswith(prompt)
+            ):
                 raise BadSample(
-                    "which part is the assistant's cannot be proven under this chat template; add {% generation %} tags to it"
+                    "which part is the assistant's cannot be proven under this chat template; add {% "
+                    "generation %} tags to it"
                 )
             tail = turn[len(prompt) :]
             ends = [tail.rindex(token) + len(token) for token in self._specials if token in tail]
@@ -308,7 +350,11 @@ class ChatRenderer:
 
 def has_text(message: Message) -> bool:
     """Whether the message says anything: content, reasoning or a tool call."""
-    return bool(message.get("content", "").strip() or message.get("reasoning_content", "").strip() or message.get("tool_calls"))
+    return bool(
+        message.get("content", "").strip()
+        or message.get("reasoning_content", "").strip()
+        or message.get("tool_calls")
+    )
 
 
 def after_reasoning(text: str, start: int, end: int) -> int:
@@ -334,13 +380,18 @@ def _with_written_arguments(message: Message) -> Message:
 
 
 def _common_prefix(one: str, other: str) -> str:
-    length = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    length = next(
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     return one[:length]
 
 
 def _shape(message: Message) -> Message:
     """The message without its texts: equal shapes get equal pieces from a template."""
-    texts: Message = {name: bool(message[name]) for name in ("content", "reasoning_content") if name in message}
+    texts: Message = {
+        name: bool(message[name]) for name in ("content", "reasoning_content") if name in message
+    }
     return {**message, **texts}
 
 
@@ -351,7 +402,10 @@ def _with_words(index: int, message: Message) -> Message:
             result[name] = f"Xq{index:05d}{kind}Qx"
     if message.get("tool_calls"):
         first, *others = message["tool_calls"]
-        result["tool_calls"] = [{**first, "function": {**first["function"], "name": f"Xq{index:05d}nQx"}}, *others]
+        result["tool_calls"] = [
+            {**first, "function": {**first["function"], "name": f"Xq{index:05d}nQx"}},
+            *others,
+        ]
     return result
 
 
@@ -367,12 +421,13 @@ def _text_of(message: Mapping[str, Any], kind: str) -> str:
 
 
 def _match(text: str, skeleton: _Skeleton, messages: Sequence[Message]) -> list[int] | None:
-    """Start of every literal in `text`, or None when `text` is not the literals with the messages' texts between."""
+    """Start of every literal in `text`, or None when `text` is not the literals with the messages' texts
+    between."""
     literals = skeleton.literals
     if not text.startswith(literals[0]):
         return None
     places, position = [0], len(literals[0])
-    for (index, kind), literal in zip(skeleton.slots, literals[1:], strict=True):
+    for (index, kind), literal in zip(skeleton.placeholders, literals[1:], strict=True):
         raw = _text_of(messages[index], kind)
         for variant in VARIANTS:
             shown = variant(raw)

@@ -26,9 +26,8 @@ ARRAYS = ("input_ids", "loss_mask", "offsets", "places")
 def cache_folder(config: DataConfig, files: Sequence[Path], tokenizer: Any, vocab_size: int | None) -> Path:
     """Where the tokens of these files lie, whether they do or not.
 
-    The name is a digest of all that the tokens depend on: the files' paths, sizes and times, the tokenizer and its
-    template, and the settings.
-    """
+    The name is a digest of all that the tokens depend on: the files' paths, sizes and times, the tokenizer
+    and its template, and the settings."""
     import transformers
 
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -44,7 +43,12 @@ def write(folder: Path, dataset: Dataset) -> None:
     """Write the data set under `folder`, whole or not at all. A cache that cannot be written is no error."""
     samples = dataset.samples
     assert isinstance(samples, FlatSamples)
-    meta = {"files": samples.files, "skipped": dataset.skipped, "cut": dataset.cut, "dropped": dataset.dropped}
+    meta = {
+        "files": samples.files,
+        "skipped": dataset.skipped,
+        "cut": dataset.cut,
+        "dropped": dataset.dropped,
+    }
     try:
         with atomic_folder(folder) as temporary:
             for name in ARRAYS:
@@ -80,6 +84,10 @@ def first(dataset: Dataset, limit: int | None) -> Dataset:
     assert isinstance(samples, FlatSamples)
     end = int(samples.offsets[limit])
     cut = FlatSamples(
-        samples.input_ids[:end], samples.loss_mask[:end], samples.offsets[: limit + 1], samples.files, samples.places[:limit]
+        samples.input_ids[:end],
+        samples.loss_mask[:end],
+        samples.offsets[: limit + 1],
+        samples.files,
+        samples.places[:limit],
     )
     return replace(dataset, samples=cut)

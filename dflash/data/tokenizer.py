@@ -20,8 +20,8 @@ MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response
 MASK_TOKEN = "<|MASK|>"
 MODEL_MAX_LENGTH = 32768
 
-# ChatML as Qwen writes it: thoughts stay only in the turns after the last question, tool results travel as a user's
-# turn, and everything that the model itself would write lies between the generation tags.
+# ChatML as Qwen writes it: thoughts stay only in the turns after the last question, tool results travel as a
+# user's turn, and everything that the model itself would write lies between the generation tags.
 CHAT_TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -79,7 +79,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
     least = 256 + len(SPECIAL_TOKENS) + len(MARKERS)
     if vocab_size < least:
-        raise UserError(f"target.tiny.vocab_size = {vocab_size}: a byte-level tokenizer needs at least {least}")
+        raise UserError(
+            f"target.tiny.vocab_size = {vocab_size}: a byte-level tokenizer needs at least {least}"
+        )
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -107,8 +109,8 @@ def read_tokenizer(source: str | Path, key: str = "data.tokenizer") -> Any:
     """Read a Hugging Face tokenizer from a folder, or by id from the local cache; nothing is downloaded.
 
     Raises:
-        UserError: nothing there, or a tokenizer without a fast implementation (character offsets are needed to
-            mark the assistant's tokens).
+        UserError: nothing there, or a tokenizer without a fast implementation (character offsets are needed
+            to mark the assistant's tokens).
     """
     from transformers import AutoTokenizer
 
@@ -117,8 +119,15 @@ def read_tokenizer(source: str | Path, key: str = "data.tokenizer") -> Any:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"{key} = {str(source)!r}: no tokenizer could be loaded: {reason.strip()}") from None
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one for a folder with a config alone
-        raise UserError(f"{key} = {str(source)!r}: no tokenizer there; give one with --set data.tokenizer=FOLDER")
+    if len(tokenizer) <= len(
+        tokenizer.all_special_tokens
+    ):  # transformers makes an empty one for a folder with a config alone
+        raise UserError(
+            f"{key} = {str(source)!r}: no tokenizer there; give one with --set data.tokenizer=FOLDER"
+        )
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"{key} = {str(source)!r}: {type(tokenizer).__name__} has no fast version, which is needed for offsets")
+        raise UserError(
+            f"{key} = {str(source)!r}: {type(tokenizer).__name__} has no fast version, which is needed for "
+            "offsets"
+        )
     return tokenizer

@@ -1,1 +1,2 @@
-"""Speculative decoding taken apart: what the target remembers, what the drafter remembers, how a token is chosen."""
+"""Speculative decoding taken apart: what the target remembers, what the drafter remembers, how a token is
+chosen."""

@@ -1,8 +1,8 @@
-"""The drafter's memory of several rows: keys and values of the context features, layer by layer, and drafting from them.
+"""The drafter's memory of several rows: keys and values of the context features, layer by layer, and drafting
+from them.
 
-The block's own keys and values are made anew in every cycle and never kept: its tokens were guesses. The bonus token of a
-cycle has no feature yet, so the context ends right before the anchor, as in training.
-"""
+The block's own keys and values are made anew in every cycle and never kept: its tokens were guesses. The
+bonus token of a cycle has no feature yet, so the context ends right before the anchor, as in training."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class DrafterState:
         self.lengths, self._columns = list(lengths), columns
 
     def append(self, features: torch.Tensor, kept: Sequence[int]) -> None:
-        """Take the features of a pass, of which the first `kept[r]` in row r were committed: `[rows, n, K*H]`."""
+        """Take the features of a pass, of which the first `kept[r]` in row r were committed: `[rows, n,
+        K*H]`."""
         device = self._device
         most = max(kept)
         starts = torch.tensor(self.lengths, device=device)
@@ -101,7 +102,10 @@ class DrafterState:
         first = F.embedding(anchors[:, None], self.embedding)
         masks = self.embedding[shape.mask_token_id].expand(len(self.lengths), block_size - 1, -1)
         x = torch.cat([first, masks], dim=1).to(drafter.fc.weight.dtype)
-        attentions = {shape.window(i): _ContextAndBlock(self._mask(block_size, shape.window(i))) for i in range(shape.layers)}
+        attentions = {
+            shape.window(i): _ContextAndBlock(self._mask(block_size, shape.window(i)))
+            for i in range(shape.layers)
+        }
         for index, layer in enumerate(drafter.layers):
             x = layer(x, self._memory[index], rotary, attentions[shape.window(index)])
         return drafter.norm(x[:, 1:])
@@ -112,11 +116,16 @@ class DrafterState:
         self.lengths = [self.lengths[row] for row in rows]
         self._columns = max(self.lengths)
         self._memory = [
-            (key[index][:, :, key.shape[2] - self._columns :], value[index][:, :, value.shape[2] - self._columns :])
+            (
+                key[index][:, :, key.shape[2] - self._columns :],
+                value[index][:, :, value.shape[2] - self._columns :],
+            )
             for key, value in self._memory
         ]
 
-    def _keys_values(self, features: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _keys_values(
+        self, features: torch.Tensor, positions: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         feature = self.drafter.context_feature(features.to(self.drafter.fc.weight.dtype))
         rotary = self._rotary(positions)
         return [layer.self_attn.keys_values(feature, rotary) for layer in self.drafter.layers]
@@ -133,7 +142,9 @@ class DrafterState:
         padding = padding_mask(self.lengths, self._columns, device)
         if padding is None and window is None:
             return None
-        real = torch.ones(rows, self._columns, dtype=torch.bool, device=device) if padding is None else padding
+        real = (
+            torch.ones(rows, self._columns, dtype=torch.bool, device=device) if padding is None else padding
+        )
         near = torch.ones(rows, block_size, block_size, dtype=torch.bool, device=device)
         far = real[:, None].expand(-1, block_size, -1)
         if window is not None:

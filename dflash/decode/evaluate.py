@@ -1,4 +1,5 @@
-"""Evaluation of a drafter: every prompt decoded by the target alone and with the drafter's help, texts and clocks compared."""
+"""Evaluation of a drafter: every prompt decoded by the target alone and with the drafter's help, texts and
+clocks compared."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def evaluate(
 ) -> list[PromptResult]:
     """Decode every prompt; greedy text is also decoded plainly, for the comparison and for the speed-up.
 
-    Which of the two goes first alternates, so that a machine that slows down harms neither. A first batch is decoded
-    beforehand and thrown away.
+    Which of the two goes first alternates, so that a machine that slows down harms neither. A first batch is
+    decoded beforehand and thrown away.
 
     Args:
         batch: rows decoded together. Clocks are shared out evenly over a batch's rows.
@@ -58,7 +59,9 @@ def evaluate(
     return results
 
 
-def _compare(target: Target, prompts: Sequence[EvalPrompt], guessed: Decoded, plain: Decoded | None) -> list[PromptResult]:
+def _compare(
+    target: Target, prompts: Sequence[EvalPrompt], guessed: Decoded, plain: Decoded | None
+) -> list[PromptResult]:
     results = []
     for row, (prompt, generation) in enumerate(zip(prompts, guessed.rows, strict=True)):
         lossless, parted = None, None
@@ -99,10 +102,9 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 def is_tie(target: Target, prefix: Sequence[int], one: int, other: int) -> bool:
     """Whether the target itself cannot tell which of two tokens comes next.
 
-    A pass over several tokens and a pass over one round differently, in bfloat16 by much. The logits after `prefix` are
-    computed in one pass over everything and in a pass over the last few tokens; where the two tokens' logits are no further
-    apart than those passes disagree, either is the target's own.
-    """
+    A pass over several tokens and a pass over one round differently, in bfloat16 by much. The logits after
+    `prefix` are computed in one pass over everything and in a pass over the last few tokens; where the two
+    tokens' logits are no further apart than those passes disagree, either is the target's own."""
     whole = TargetState(target, [prefix]).prefill().logits[0, -1].float()
     cut = max(1, len(prefix) - _TIE_PASSES)
     if cut == len(prefix):
@@ -163,9 +165,17 @@ def plot(path: Path, figures: Figures, title: str) -> bool:
     figure, axis = pyplot.subplots(figsize=(6.4, 3.8), constrained_layout=True)
     axis.bar(slots, figures.slot_reached, color="#9ecae1", label="right up to this slot")
     known = [(k, share) for k, share in zip(slots, figures.slot_right, strict=True) if share is not None]
-    axis.plot([k for k, _ in known], [share for _, share in known], "o-", color="#08519c", label="right when all before it were")
+    axis.plot(
+        [k for k, _ in known],
+        [share for _, share in known],
+        "o-",
+        color="#08519c",
+        label="right when all before it were",
+    )
     axis.set(xlabel="slot of the block", ylabel="share of cycles", ylim=(0, 1), xticks=slots)
-    axis.set_title(f"{title}: τ = {figures.tau:.2f} (95%: {figures.tau_low:.2f} to {figures.tau_high:.2f})", fontsize=10)
+    axis.set_title(
+        f"{title}: τ = {figures.tau:.2f} (95%: {figures.tau_low:.2f} to {figures.tau_high:.2f})", fontsize=10
+    )
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)

@@ -1,4 +1,5 @@
-"""What an evaluation says: acceptance length, acceptance by slot, tokens per pass, speed-up. Pure functions of the cycles."""
+"""What an evaluation says: acceptance length, acceptance by slot, tokens per pass, speed-up. Pure functions
+of the cycles."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ class PromptResult:
         origin: `file:line`.
         new_tokens: generated, the end of text included, cut at the limit.
         passes: target passes with the drafter's help, the prompt's included.
-        lossless: `same` text as the target alone; `tie` when they part at a place where the target's two best logits are closer
-            than its own passes agree; `differs`; None when sampled.
+        lossless: `same` text as the target alone; `tie` when they part at a place where the target's two best
+            logits are closer than its own passes agree; `differs`; None when sampled.
         parted_at: first new token that differs, else None.
-        repeated: share of the new tokens that end a run of four tokens which the answer had before: loops are easy to draft.
+        repeated: share of the new tokens that end a run of four tokens which the answer had before: loops are
+            easy to draft.
         speculative_s, plain_s: seconds after the prompt's pass; None for plain when sampled.
     """
 
@@ -51,14 +53,16 @@ class Figures:
     """Over all prompts.
 
     Attributes:
-        tau: acceptance length pooled over all cycles (as vLLM and SGLang count); `tau_low`, `tau_high`: 95%, resampled prompts.
+        tau: acceptance length pooled over all cycles (as vLLM and SGLang count); `tau_low`, `tau_high`: 95%,
+            resampled prompts.
         tau_by_prompt: mean of the prompts' own (as z-lab's benchmark counts).
         acceptance_rate: accepted drafts of all judged ones, no bonus.
         slot_reached: share of cycles whose drafts were right up to slot k, k = 1..B-1.
-        slot_right: share of those that came to slot k with all before it right, and had slot k right; None where none came.
+        slot_right: share of those that came to slot k with all before it right, and had slot k right; None
+            where none came.
         tokens_per_pass: new tokens per target pass, the prompt's pass included.
-        speed_up: seconds of the target alone over seconds with the drafter, for the same text after the prompt's pass; None when
-            not measured.
+        speed_up: seconds of the target alone over seconds with the drafter, for the same text after the
+            prompt's pass; None when not measured.
         repeated: share of the new tokens that end a run of four which their answer had before.
     """
 
@@ -120,7 +124,8 @@ def summarise(results: Sequence[PromptResult], block_size: int) -> Figures:
         tau_by_prompt=float(np.mean([result.tau for result in results if result.tau is not None])),
         acceptance_rate=float(accepted.sum() / tried.sum()),
         slot_reached=tuple(
-            float(np.mean(accepted[tried >= k] >= k)) if (tried >= k).any() else 0.0 for k in range(1, block_size)
+            float(np.mean(accepted[tried >= k] >= k)) if (tried >= k).any() else 0.0
+            for k in range(1, block_size)
         ),
         slot_right=tuple(_right(accepted, tried, k) for k in range(1, block_size)),
         tokens_per_pass=tokens / sum(result.passes for result in results),
@@ -164,11 +169,20 @@ def repeated_share(tokens: Sequence[int], run: int = 4) -> float:
 
 def table(figures: Figures, results: Sequence[PromptResult], rows: int = 12) -> str:
     """What the terminal shows: the prompts with the least and the most acceptance, the slots, the totals."""
-    ranked = sorted((result for result in results if result.tau is not None), key=lambda result: -(result.tau or 0.0))
+    ranked = sorted(
+        (result for result in results if result.tau is not None), key=lambda result: -(result.tau or 0.0)
+    )
     shown = ranked if len(ranked) <= rows else [*ranked[: rows // 2], *ranked[-(rows - rows // 2) :]]
     header = ("prompt", "tokens", "new", "passes", "τ", "text")
     body = [
-        (_short(r.origin), f"{r.prompt_tokens}", f"{r.new_tokens}", f"{r.passes}", f"{r.tau:.2f}", r.lossless or "sampled")
+        (
+            _short(r.origin),
+            f"{r.prompt_tokens}",
+            f"{r.new_tokens}",
+            f"{r.passes}",
+            f"{r.tau:.2f}",
+            r.lossless or "sampled",
+        )
         for r in shown
     ]
     if len(shown) < len(ranked):
@@ -184,11 +198,13 @@ def table(figures: Figures, results: Sequence[PromptResult], rows: int = 12) -> 
         f"right when all before   {right}",
         "",
         f"acceptance length τ     {figures.tau:.3f}  (95%: {figures.tau_low:.3f} to {figures.tau_high:.3f}; "
-        f"mean of prompts {figures.tau_by_prompt:.3f}; {figures.cycles:,} cycles of {figures.prompts} prompts)",
+        f"mean of prompts {figures.tau_by_prompt:.3f}; {figures.cycles:,} cycles of {figures.prompts} "
+        "prompts)",
         f"drafts accepted         {figures.acceptance_rate:.1%}",
         f"tokens per target pass  {figures.tokens_per_pass:.2f}",
         _speed(figures),
-        f"repetition              {figures.repeated:.1%} of the tokens end a run of four that their answer had before",
+        f"repetition              {figures.repeated:.1%} of the tokens end a run of four that their answer "
+        "had before",
         _losslessness(figures),
     ]
     return "\n".join(lines) + "\n"
@@ -206,7 +222,10 @@ def _speed(figures: Figures) -> str:
 def _losslessness(figures: Figures) -> str:
     if not figures.checked:
         return "lossless                not checked: the text was sampled"
-    text = f"lossless                {figures.same} of {figures.prompts} prompts give the target's own text, token for token"
+    text = (
+        f"lossless                {figures.same} of {figures.prompts} prompts give the target's own text, "
+        "token for token"
+    )
     if figures.ties:
         text += f"; {figures.ties} part at a tie of the target's two best tokens"
     if figures.differ:

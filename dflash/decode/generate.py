@@ -1,8 +1,10 @@
-"""Speculative decoding: the drafter guesses a block, the target checks it in one pass; the text is the target's own.
+"""Speculative decoding: the drafter guesses a block, the target checks it in one pass; the text is the
+target's own.
 
-Reference 1.5. The drafts are greedy. The target chooses its token after every slot, and drafts count while they are what it
-chose: greedy output is then the target's greedy output, and sampled output has exactly the target's distribution, since every
-committed token was drawn from the target's distribution after the tokens before it.
+Reference 1.5. The drafts are greedy. The target chooses its token after every slot, and drafts count while
+they are what it chose: greedy output is then the target's greedy output, and sampled output has exactly the
+target's distribution, since every committed token was drawn from the target's distribution after the tokens
+before it.
 
 Rows of a batch are decoded together, each with keys, values and recurrent states of its own length.
 """
@@ -32,8 +34,8 @@ class Cycle:
     Attributes:
         accepted: drafts that were what the target chose, counted from slot 1.
         tried: slots that were judged: those after the end of the text were not.
-        tokens: committed tokens: accepted drafts and the bonus token (no bonus after an accepted end of text). Between 1 and B;
-            their mean is the acceptance length τ.
+        tokens: committed tokens: accepted drafts and the bonus token (no bonus after an accepted end of
+            text). Between 1 and B; their mean is the acceptance length τ.
     """
 
     accepted: int
@@ -103,7 +105,10 @@ def speculate(
     check_lengths(target, prompts, max_new_tokens)
     size = block_size or shape.block_size
     if not 2 <= size <= shape.block_size:
-        raise UserError(f"block size {size}: this drafter was trained with {shape.block_size}; at least 2 and at most that")
+        raise UserError(
+            f"block size {size}: this drafter was trained with {shape.block_size}; at least 2 and at most "
+            "that"
+        )
     run = _Run(target, prompts, max_new_tokens, stop_ids, sampler)
     drafting = DrafterState(drafter, target.embedding, target.head, len(prompts))
     drafting.prefill(run.prefill(), [len(prompt) for prompt in prompts])
@@ -157,7 +162,9 @@ def check_pair(target: Target, drafter: Drafter) -> None:
         ("tapped layers", list(shape.target_layer_ids), list(info.layer_ids)),
     ):
         if own != other:
-            raise UserError(f"the drafter was made for another target: {what} {own}, target {info.model!r} has {other}")
+            raise UserError(
+                f"the drafter was made for another target: {what} {own}, target {info.model!r} has {other}"
+            )
 
 
 def check_lengths(target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
@@ -170,7 +177,8 @@ def check_lengths(target: Target, prompts: Sequence[Sequence[int]], max_new_toke
     for number, prompt in enumerate(prompts, 1):
         if limit and len(prompt) + max_new_tokens > limit:
             raise UserError(
-                f"prompt {number} has {len(prompt)} tokens, with {max_new_tokens} new ones {len(prompt) + max_new_tokens}: "
+                f"prompt {number} has {len(prompt)} tokens, with {max_new_tokens} new ones "
+                f"{len(prompt) + max_new_tokens}: "
                 f"longer than the context of target {target.info.model!r}, {limit}"
             )
 
@@ -179,7 +187,12 @@ class _Run:
     """The rows that are still being decoded, and what they have given."""
 
     def __init__(
-        self, target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int], sampler: Sampler
+        self,
+        target: Target,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        stop_ids: Sequence[int],
+        sampler: Sampler,
     ) -> None:
         self.target, self.prompts, self.sampler = target, prompts, sampler
         self.limit, self.stops = max_new_tokens, frozenset(stop_ids)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash.data.conversations import Row, data_files, read_rows, token_ids_of
+from dflash.data.conversations import RawRow, data_files, read_rows, token_ids_of
 from dflash.data.messages import conversation_of, inline_reasoning
 from dflash.data.template import BadSample, ChatRenderer, Message
 from steptime.errors import UserError
@@ -39,8 +39,8 @@ def read_prompts(
 ) -> list[EvalPrompt]:
     """The prompts of a JSONL, JSON or Parquet file.
 
-    A row may hold a conversation (its last answer is left out), `prompt` (a user's question), or `input_ids` with `loss_mask`
-    (the ids before the first supervised one).
+    A row may hold a conversation (its last answer is left out), `prompt` (a user's question), or `input_ids`
+    with `loss_mask` (the ids before the first supervised one).
 
     Args:
         tokenizer: with a chat template; may be None for token ids.
@@ -63,8 +63,10 @@ def read_prompts(
                 raise UserError(f"{origin}: {error}") from None
             if context and len(ids) + max_new_tokens > context:
                 raise UserError(
-                    f"{origin}: the prompt has {len(ids)} tokens, with {max_new_tokens} new ones {len(ids) + max_new_tokens}: "
-                    f"longer than the target's context of {context}; lower --max-new-tokens or leave the prompt out"
+                    f"{origin}: the prompt has {len(ids)} tokens, with {max_new_tokens} new ones "
+                    f"{len(ids) + max_new_tokens}: "
+                    f"longer than the target's context of {context}; lower --max-new-tokens or leave the "
+                    "prompt out"
                 )
             prompts.append(EvalPrompt(origin, tuple(ids)))
     if not prompts:
@@ -77,7 +79,7 @@ class _Reader:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         self._renderer: ChatRenderer | None = None
 
-    def ids(self, row: Row) -> list[int]:
+    def ids(self, row: RawRow) -> list[int]:
         value = row.value
         if not isinstance(value, Mapping):
             raise BadSample(row.reason or "not an object")
@@ -87,7 +89,10 @@ class _Reader:
             return self._render([{"role": "user", "content": value["prompt"]}], None)
         found = conversation_of(value)
         if found is None:
-            raise BadSample(f"no 'conversations', 'messages', 'prompt' or 'input_ids' (found: {', '.join(map(str, value))})")
+            raise BadSample(
+                "no 'conversations', 'messages', 'prompt' or 'input_ids' (found: "
+                f"{', '.join(map(str, value))})"
+            )
         return self._render(*found)
 
     def _from_ids(self, value: Mapping[str, Any]) -> list[int]:

@@ -1,7 +1,7 @@
 """Rows of different lengths in one tensor: right-aligned, so that the newest token of every row stands last.
 
-Every row of a batch commits another number of tokens in each cycle. Columns are then moved per row, so that all rows end in
-the same column again; what stands left of a row's first token is padding that a mask hides.
+Every row of a batch commits another number of tokens in each cycle. Columns are then moved per row, so that
+all rows end in the same column again; what stands left of a row's first token is padding that a mask hides.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from collections.abc import Sequence
 import torch
 
 
-def kept_columns(length: int, kept: Sequence[int], new_length: int, device: torch.device) -> torch.Tensor | None:
-    """Which old column each new one comes from, after `kept[r]` of the columns from `length` on were committed.
+def kept_columns(
+    length: int, kept: Sequence[int], new_length: int, device: torch.device
+) -> torch.Tensor | None:
+    """Which old column each new one comes from, after `kept[r]` of the columns from `length` on were
+    committed.
 
     Args:
         length: columns before the pass; rows are right-aligned in them.
@@ -20,7 +23,8 @@ def kept_columns(length: int, kept: Sequence[int], new_length: int, device: torc
         new_length: columns afterwards: the longest row's tokens.
 
     Returns:
-        int64 `[rows, new_length]`, or None when all rows agree and the first `new_length` columns are the answer.
+        int64 `[rows, new_length]`, or None when all rows agree and the first `new_length` columns are the
+        answer.
     """
     shifts = [length + count - new_length for count in kept]
     if not any(shifts):
@@ -29,7 +33,9 @@ def kept_columns(length: int, kept: Sequence[int], new_length: int, device: torc
     return columns.clamp_(min=0)
 
 
-def take_columns(tensor: torch.Tensor, columns: torch.Tensor | None, new_length: int, dim: int) -> torch.Tensor:
+def take_columns(
+    tensor: torch.Tensor, columns: torch.Tensor | None, new_length: int, dim: int
+) -> torch.Tensor:
     """`tensor` with only the columns of `kept_columns` along `dim` (rows are dim 0)."""
     if columns is None:
         return tensor.narrow(dim, 0, new_length)

@@ -40,7 +40,9 @@ class Sampler:
             return logits.argmax(dim=-1)
         generator = self._generators.get(logits.device)
         if generator is None:
-            generator = self._generators[logits.device] = torch.Generator(logits.device).manual_seed(self.seed)
+            generator = self._generators[logits.device] = torch.Generator(logits.device).manual_seed(
+                self.seed
+            )
         flat = self.probabilities(logits).flatten(0, -2)
         return torch.multinomial(flat, 1, generator=generator).view(logits.shape[:-1])
 

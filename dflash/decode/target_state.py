@@ -1,11 +1,11 @@
 """The target's memory of several rows of tokens: it can look ahead, and then keep only what was accepted.
 
-A full-attention layer remembers keys and values, which are simply cut. A recurrent layer (gated delta net, Qwen3.5's linear
-attention) remembers one state that already holds the rejected tokens, and transformers' `cache.crop()` does not bring it
-back: it cuts the convolution's window and leaves the recurrent state as it is (so `is_croppable` is false for such a cache).
-Here the state from before the pass is put back, and only the layer's mixer runs again, over the accepted tokens: its inputs
-are right as they were, since nothing right of a token reaches it.
-"""
+A full-attention layer remembers keys and values, which are simply cut. A recurrent layer (gated delta net,
+Qwen3.5's linear attention) remembers one state that already holds the rejected tokens, and transformers'
+`cache.crop()` does not bring it back: it cuts the convolution's window and leaves the recurrent state as it
+is (so `is_croppable` is false for such a cache). Here the state from before the pass is put back, and only
+the layer's mixer runs again, over the accepted tokens: its inputs are right as they were, since nothing right
+of a token reaches it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class _RecurrentBefore:
 class TargetState:
     """Keys, values and recurrent states of the rows' committed tokens.
 
-    A pass (`look`) is followed by `commit`, which says how many of its tokens count. Rows may differ in length; they lie
-    right-aligned (`dflash.decode.rows`). One thread uses it, under `torch.no_grad()`.
+    A pass (`look`) is followed by `commit`, which says how many of its tokens count. Rows may differ in
+    length; they lie right-aligned (`dflash.decode.rows`). One thread uses it, under `torch.no_grad()`.
 
     Attributes:
         lengths: committed tokens of each row.
@@ -74,7 +74,8 @@ class TargetState:
         self._can_cut_logits = "logits_to_keep" in parameters
 
     def prefill(self) -> Seen:
-        """Run the prompts and commit them. Logits `[rows, 1, V]` of the last token, features of all, right-aligned."""
+        """Run the prompts and commit them. Logits `[rows, 1, V]` of the last token, features of all,
+        right-aligned."""
         device = self.target.device.torch
         lengths = [len(prompt) for prompt in self._prompts]
         columns = max(lengths)
@@ -99,12 +100,15 @@ class TargetState:
         self._pending = n
         if n == 1:  # a lone token is always kept
             return self._forward(tokens, positions, mask)
-        self._before = {index: _remember(self._cache.layers[index], mixer) for index, mixer in self._mixers.items()}
+        self._before = {
+            index: _remember(self._cache.layers[index], mixer) for index, mixer in self._mixers.items()
+        }
         with self._noting_inputs():
             return self._forward(tokens, positions, mask)
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Keep the first `kept[r]` (1..n) tokens of the last pass in row r, as if the others had never been seen."""
+        """Keep the first `kept[r]` (1..n) tokens of the last pass in row r, as if the others had never been
+        seen."""
         device = self.target.device.torch
         lengths = [length + count for length, count in zip(self.lengths, kept, strict=True)]
         columns = max(lengths)
@@ -133,7 +137,9 @@ class TargetState:
                 layer.keys, layer.values = layer.keys[:, :, -longest:], layer.values[:, :, -longest:]
         self._columns = longest
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, **options: Any) -> Seen:
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, **options: Any
+    ) -> Seen:
         if not self._can_cut_logits:
             options.clear()
         with self.target.recording() as taken:
@@ -167,7 +173,9 @@ class TargetState:
     def _roll_back_recurrent(self, kept: Sequence[int]) -> None:
         """Bring the recurrent states of rows with rejected tokens to the end of their accepted ones."""
         for count in sorted(set(kept) - {self._pending}):
-            rows = torch.tensor([row for row, own in enumerate(kept) if own == count], device=self.target.device.torch)
+            rows = torch.tensor(
+                [row for row, own in enumerate(kept) if own == count], device=self.target.device.torch
+            )
             for index, before in self._before.items():
                 self._replay(index, before, rows, count)
         self._before = {}
@@ -176,7 +184,9 @@ class TargetState:
     def _replay(self, index: int, before: _RecurrentBefore, rows: torch.Tensor, count: int) -> None:
         layer = copy.copy(before.layer)
         layer.conv_states = {key: state[rows] for key, state in before.convolutions.items()}
-        layer.recurrent_states = {key: None if state is None else state[rows] for key, state in before.states.items()}
+        layer.recurrent_states = {
+            key: None if state is None else state[rows] for key, state in before.states.items()
+        }
         cache = copy.copy(self._cache)
         cache.layers = [*self._cache.layers]
         cache.layers[index] = layer
@@ -187,7 +197,8 @@ class TargetState:
         changed |= {key: cache for key, value in kwargs.items() if value is self._cache}
         hidden = hidden[rows, :count]
         before.mixer(
-            *((hidden, *args[1:]) if args else ()), **{**kwargs, **changed, **({} if args else {"hidden_states": hidden})}
+            *((hidden, *args[1:]) if args else ()),
+            **{**kwargs, **changed, **({} if args else {"hidden_states": hidden})},
         )
         for own, replayed in (
             (before.layer.conv_states, layer.conv_states),
@@ -199,18 +210,24 @@ class TargetState:
 
 
 def _new_cache(target: Target) -> Any:
-    """An empty cache whose attention layers all keep everything: a sliding window's own would forget what a cut needs."""
+    """An empty cache whose attention layers all keep everything: a sliding window's own would forget what a
+    cut needs."""
     from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionLayer
 
     cache = DynamicCache(config=target.text_model.config)
     if not cache.layers:
         cache.layers = [DynamicLayer() for _ in range(target.info.layers)]
     for index, layer in enumerate(cache.layers):
-        if getattr(layer, "is_sliding", False) and isinstance(layer, DynamicLayer) and not hasattr(layer, "conv_states"):
+        if (
+            getattr(layer, "is_sliding", False)
+            and isinstance(layer, DynamicLayer)
+            and not hasattr(layer, "conv_states")
+        ):
             cache.layers[index] = DynamicLayer()
         elif type(layer) not in (DynamicLayer, LinearAttentionLayer):
             raise UserError(
-                f"target {target.info.model!r} ({target.info.family}): layer {index} keeps its memory as {type(layer).__name__}, "
+                f"target {target.info.model!r} ({target.info.family}): layer {index} keeps its memory as "
+                f"{type(layer).__name__}, "
                 "which this decoder cannot roll back"
             )
     return cache
@@ -230,7 +247,8 @@ def _find_mixers(target: Target, cache: Any) -> dict[int, nn.Module]:
         found = [child for child in block.children() if getattr(child, "layer_idx", None) == index]
         if len(found) != 1:
             raise UserError(
-                f"target {target.info.model!r} ({target.info.family}): cannot tell which part of layer {index} is recurrent, "
+                f"target {target.info.model!r} ({target.info.family}): cannot tell which part of layer "
+                f"{index} is recurrent, "
                 "so rejected tokens could not be rolled back"
             )
         mixers[index] = found[0]

@@ -1,9 +1,10 @@
-"""What slots see, computed three ways: `dense` (the reference), `split` (context and own block apart) and `flex` (CUDA).
+"""What slots see, computed three ways: `dense` (the reference), `split` (context and own block apart) and
+`flex` (CUDA).
 
-All take queries, keys and values of the block rows and keys and values of the context, and give the attended values of the
-block rows. The mask is a function of the anchors alone, so it is prepared once a step for all layers (`prepare`).
-Nothing here reads a device value on the host, and shapes depend on the batch's shape only.
-"""
+All take queries, keys and values of the block rows and keys and values of the context, and give the attended
+values of the block rows. The mask is a function of the anchors alone, so it is prepared once a step for all
+layers (`prepare`). Nothing here reads a device value on the host, and shapes depend on the batch's shape
+only."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from dflash.models.blocks import dense_attention_mask
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class BlockLayout:
     """Where the blocks of a batch lie: anchors, keep, document_start `[batch, anchors]`, and the shapes."""
 
     anchors: torch.Tensor
@@ -31,9 +32,8 @@ class Places:
 class Attention(Protocol):
     """Attention of one kind of layer for one batch.
 
-    query `[batch, heads, anchors*block, d]`, key and value `[batch, kv_heads, anchors*block, d]`, context_key and context_value
-    `[batch, kv_heads, context, d]` -> `[batch, heads, anchors*block, d]`.
-    """
+    query `[batch, heads, anchors*block, d]`, key and value `[batch, kv_heads, anchors*block, d]`, context_key
+    and context_value `[batch, kv_heads, context, d]` -> `[batch, heads, anchors*block, d]`."""
 
     def __call__(
         self,
@@ -48,9 +48,9 @@ class Attention(Protocol):
 class DenseAttention:
     """SDPA over all context and all block columns under a boolean mask: slow, and plainly right."""
 
-    def __init__(self, places: Places, window: int | None, dtype: torch.dtype) -> None:
+    def __init__(self, layout: BlockLayout, window: int | None, dtype: torch.dtype) -> None:
         self.mask = dense_attention_mask(
-            places.anchors, places.keep, places.document_start, places.context, places.block_size, window
+            layout.anchors, layout.keep, layout.document_start, layout.context, layout.block_size, window
         )[:, None]
 
     def __call__(
@@ -68,14 +68,15 @@ class DenseAttention:
 
 
 class SplitAttention:
-    """Logits over the context and over the own block only, under one softmax: never the square of all slots."""
+    """Logits over the context and over the own block only, under one softmax: never the square of all
+    slots."""
 
-    def __init__(self, places: Places, window: int | None, dtype: torch.dtype) -> None:
-        self.size = places.block_size
-        device = places.anchors.device
-        column = torch.arange(places.context, device=device)
-        anchor = places.anchors[..., None]
-        sees = (column < anchor) & (column >= places.document_start[..., None]) & places.keep[..., None]
+    def __init__(self, layout: BlockLayout, window: int | None, dtype: torch.dtype) -> None:
+        self.size = layout.block_size
+        device = layout.anchors.device
+        column = torch.arange(layout.context, device=device)
+        anchor = layout.anchors[..., None]
+        sees = (column < anchor) & (column >= layout.document_start[..., None]) & layout.keep[..., None]
         sees = sees[:, :, None]
         slot = torch.arange(self.size, device=device)
         sees_block = torch.ones(self.size, self.size, dtype=torch.bool, device=device)
@@ -84,8 +85,12 @@ class SplitAttention:
             distance = slot[:, None] - slot[None, :]
             sees_block = (distance >= 0) & (distance < window)
         # [batch, 1, 1, anchors, block or 1, context]
-        self.context_bias = torch.zeros(sees.shape, dtype=dtype, device=device).masked_fill_(~sees, -torch.inf)[:, None, None]
-        self.block_bias = torch.zeros(sees_block.shape, dtype=dtype, device=device).masked_fill_(~sees_block, -torch.inf)
+        self.context_bias = torch.zeros(sees.shape, dtype=dtype, device=device).masked_fill_(
+            ~sees, -torch.inf
+        )[:, None, None]
+        self.block_bias = torch.zeros(sees_block.shape, dtype=dtype, device=device).masked_fill_(
+            ~sees_block, -torch.inf
+        )
         self.causal = window is not None
 
     def __call__(
@@ -101,7 +106,9 @@ class SplitAttention:
         groups, count, size = heads // kv_heads, rows // self.size, self.size
         query = query * d**-0.5
         by_kv = query.reshape(batch, kv_heads, groups * rows, d)
-        far = (by_kv @ context_key.transpose(-1, -2)).view(batch, kv_heads, groups, count, size, context) + self.context_bias
+        far = (by_kv @ context_key.transpose(-1, -2)).view(
+            batch, kv_heads, groups, count, size, context
+        ) + self.context_bias
         by_block = query.view(batch, kv_heads, groups, count, size, d)
         near = by_block @ key.view(batch, kv_heads, 1, count, size, d).transpose(-1, -2)
         if self.causal:
@@ -114,18 +121,24 @@ class SplitAttention:
 
 
 class FlexAttention:
-    """flex_attention with a block mask made on the device: the kernel skips what no slot sees. Forward only on the CPU."""
+    """flex_attention with a block mask made on the device: the kernel skips what no slot sees. Forward only
+    on the CPU."""
 
-    def __init__(self, places: Places, window: int | None, dtype: torch.dtype) -> None:
+    def __init__(self, layout: BlockLayout, window: int | None, dtype: torch.dtype) -> None:
         from torch.nn.attention.flex_attention import create_block_mask
 
-        batch, count = places.anchors.shape
-        rows = count * places.block_size
-        device = places.anchors.device
+        batch, count = layout.anchors.shape
+        rows = count * layout.block_size
+        device = layout.anchors.device
         plain: Callable[..., Any] = create_block_mask
         make = _compiled(plain) if device.type == "cuda" else plain
         self.block_mask = make(
-            flex_mask(places, window), B=batch, H=None, Q_LEN=rows, KV_LEN=places.context + rows, device=device
+            flex_mask(layout, window),
+            B=batch,
+            H=None,
+            Q_LEN=rows,
+            KV_LEN=layout.context + rows,
+            device=device,
         )
 
     def __call__(
@@ -145,10 +158,10 @@ class FlexAttention:
         return run(query, keys, values, block_mask=self.block_mask, enable_gqa=query.shape[1] != key.shape[1])
 
 
-def flex_mask(places: Places, window: int | None) -> Callable[..., torch.Tensor]:
+def flex_mask(layout: BlockLayout, window: int | None) -> Callable[..., torch.Tensor]:
     """The mask as flex attention's function of (batch, head, row, column)."""
-    anchors, keep, start = places.anchors, places.keep, places.document_start
-    context, size = places.context, places.block_size
+    anchors, keep, start = layout.anchors, layout.keep, layout.document_start
+    context, size = layout.context, layout.block_size
 
     def sees(b: torch.Tensor, h: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
         block, slot = row // size, row % size
@@ -169,21 +182,22 @@ _COMPILED: dict[Any, Callable[..., Any]] = {}
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once for a process. The trainer runs it before its threads start: two traces at once are a known race."""
+    """Compiled once for a process. The trainer runs it before its threads start: two traces at once are a
+    known race."""
     if function not in _COMPILED:
         _COMPILED[function] = torch.compile(function, dynamic=False)
     return _COMPILED[function]
 
 
-KINDS: dict[str, Callable[[Places, int | None, torch.dtype], Attention]] = {
+KINDS: dict[str, Callable[[BlockLayout, int | None, torch.dtype], Attention]] = {
     "dense": DenseAttention,
     "split": SplitAttention,
     "flex": FlexAttention,
 }
 
 
-def prepare(kind: str, places: Places, window: int | None, dtype: torch.dtype) -> Attention:
+def prepare(kind: str, layout: BlockLayout, window: int | None, dtype: torch.dtype) -> Attention:
     """The attention of layers with this window, for this batch. `auto` is flex on CUDA, split elsewhere."""
     if kind == "auto":
-        kind = "flex" if places.anchors.is_cuda else "split"
-    return KINDS[kind](places, window, dtype)
+        kind = "flex" if layout.anchors.is_cuda else "split"
+    return KINDS[kind](layout, window, dtype)

@@ -1,7 +1,8 @@
-"""What the slots of a block see, on the device. Where blocks lie and what they predict: `dflash.data.anchors`.
+"""What the slots of a block see, on the device. Where blocks lie and what they predict:
+`dflash.data.anchors`.
 
-The mask at the end is the slow, obvious statement of what a slot sees, which the fast attentions are held against.
-Paper sections 3-4; the reference's 1.6 and 1.8. Everything here is a pure function of its arguments.
+The mask at the end is the slow, obvious statement of what a slot sees, which the fast attentions are held
+against. Paper sections 3-4; the reference's 1.6 and 1.8. Everything here is a pure function of its arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ def slot_positions(anchors: torch.Tensor, block_size: int) -> torch.Tensor:
 
 
 def scored_slots(states: torch.Tensor) -> torch.Tensor:
-    """`[..., block, H]` -> `[..., block-1, H]`: the slots that predict. Slot 0 holds the anchor's token, which is known."""
+    """`[..., block, H]` -> `[..., block-1, H]`: the slots that predict. Slot 0 holds the anchor's token,
+    which is known."""
     return states[..., 1:, :]
 
 
@@ -27,11 +29,13 @@ def dense_attention_mask(
     block_size: int,
     window: int | None = None,
 ) -> torch.Tensor:
-    """What every slot sees, written out: the reference of all other attentions, and the mask of `attention="dense"`.
+    """What every slot sees, written out: the reference of all other attentions, and the mask of
+    `attention="dense"`.
 
-    Slot k of the block at `a` sees the context columns of its document strictly before `a` (the anchor's own feature is
-    never there at inference: the bonus token has none) and the slots of its own block. With a window W (sliding layers)
-    it sees only columns from `a + k - (W-1)` on, and of its block only slots up to its own.
+    Slot k of the block at `a` sees the context columns of its document strictly before `a` (the anchor's own
+    feature is never there at inference: the bonus token has none) and the slots of its own block. With a
+    window W (sliding layers) it sees only columns from `a + k - (W-1)` on, and of its block only slots up to
+    its own.
 
     Args:
         anchors, keep, document_start: `[batch, anchors]`.

@@ -1,4 +1,5 @@
-"""The drafter: Qwen3-shaped layers over blocks of mask tokens, with the target's features injected as keys and values.
+"""The drafter: Qwen3-shaped layers over blocks of mask tokens, with the target's features injected as keys
+and values.
 
 Reference 1.2 (architecture), 2.1 (tensor names), 1.7 (sliding layers). Paper section 4.
 """
@@ -15,7 +16,7 @@ from torch import nn
 
 from dflash.config import DrafterConfig
 from dflash.data.anchors import Limits
-from dflash.models.attention import Attention, Places, prepare
+from dflash.models.attention import Attention, BlockLayout, prepare
 from dflash.models.blocks import scored_slots, slot_positions
 from dflash.models.target import TargetInfo
 from steptime.errors import UserError
@@ -25,7 +26,8 @@ from steptime.errors import UserError
 class DrafterShape:
     """Every size and id that a drafter's checkpoint depends on.
 
-    The rotary embedding is plain Qwen3 over all of head_dim, whatever the target's own is (partial, multimodal).
+    The rotary embedding is plain Qwen3 over all of head_dim, whatever the target's own is (partial,
+    multimodal).
 
     Attributes:
         sliding_layers: the first so many layers see a sliding window and are causal in their block.
@@ -67,12 +69,15 @@ class DrafterShape:
         """
         if config.hidden_size and config.hidden_size != info.hidden_size:
             raise UserError(
-                f"drafter.hidden_size = {config.hidden_size}: target {info.model!r} has {info.hidden_size}; they share the "
+                f"drafter.hidden_size = {config.hidden_size}: target {info.model!r} has {info.hidden_size}; "
+                "they share the "
                 "embedding and the head, so they must be equal (0 takes the target's)"
             )
         intermediate = config.intermediate_size or info.intermediate_size
         if not intermediate:
-            raise UserError(f"target {info.model!r} names no intermediate size: set drafter.intermediate_size")
+            raise UserError(
+                f"target {info.model!r} names no intermediate size: set drafter.intermediate_size"
+            )
         if config.head_dim % 2:
             raise UserError(f"drafter.head_dim = {config.head_dim}: rotary embedding needs an even size")
         return DrafterShape(
@@ -97,7 +102,8 @@ class DrafterShape:
 
 
 class Matrix(nn.Module):
-    """A linear map without bias. Its weights are whatever the memory held until `Drafter.initialise` draws them."""
+    """A linear map without bias. Its weights are whatever the memory held until `Drafter.initialise` draws
+    them."""
 
     def __init__(self, size_in: int, size_out: int) -> None:
         super().__init__()
@@ -118,7 +124,8 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding, halves paired (neox): `x` `[..., d]`, `cos` and `sin` broadcast `[..., d]`, `sin` signed."""
+    """Rotary embedding, halves paired (neox): `x` `[..., d]`, `cos` and `sin` broadcast `[..., d]`, `sin`
+    signed."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat([x[..., half:], x[..., :half]], dim=-1) * sin
 
@@ -159,7 +166,9 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
-    def keys_values(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of context features or block states `[batch, n, H]` -> `[batch, kv_heads, n, d]` each."""
         batch, n, _ = x.shape
         key = self.k_norm(self.k_proj(x).view(batch, n, self.kv_heads, self.head_dim))
@@ -217,7 +226,7 @@ class TrainingPass(Protocol):
         self,
         features: torch.Tensor,
         x: torch.Tensor,
-        places: Places,
+        layout: BlockLayout,
         limits: Limits | None,
     ) -> torch.Tensor: ...
 
@@ -253,7 +262,8 @@ class Drafter(nn.Module):
                 parameter.fill_(1.0)
 
     def context_feature(self, features: torch.Tensor) -> torch.Tensor:
-        """Tapped states `[batch, n, K*H]` -> the feature of each context token `[batch, n, H]`, the same for all layers."""
+        """Tapped states `[batch, n, K*H]` -> the feature of each context token `[batch, n, H]`, the same for
+        all layers."""
         return self.hidden_norm(self.fc(features))
 
     def forward(
@@ -281,13 +291,13 @@ class Drafter(nn.Module):
         shape = self.shape
         batch, context, _ = features.shape
         count, size = anchors.shape[1], shape.block_size
-        places = Places(anchors, keep, document_start, context, size)
+        layout = BlockLayout(anchors, keep, document_start, context, size)
         if self.stack is not None and torch.is_grad_enabled():
             x = self.block_input(input_ids, anchors, embedding).flatten(0, 1)
-            return self.stack(features, x, places, limits)
+            return self.stack(features, x, layout, limits)
         dtype = self.fc.weight.dtype
         kinds = {shape.window(i) for i in range(shape.layers)}
-        attentions = {window: prepare(shape.attention, places, window, dtype) for window in kinds}
+        attentions = {window: prepare(shape.attention, layout, window, dtype) for window in kinds}
         self.rotary.grow(context + size, features.device, dtype)
         cos, sin = self.rotary.cos, self.rotary.sin
         positions = slot_positions(anchors, size).view(batch, 1, count * size)
@@ -300,7 +310,9 @@ class Drafter(nn.Module):
             x = layer(x, keys_values, rows_rotary, attentions[shape.window(i)])
         return self.norm(scored_slots(x.view(batch, count, size, -1)))
 
-    def block_input(self, input_ids: torch.Tensor, anchors: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    def block_input(
+        self, input_ids: torch.Tensor, anchors: torch.Tensor, embedding: torch.Tensor
+    ) -> torch.Tensor:
         """Embeddings `[batch, anchors*B, H]`: the anchor's token, then the mask token in every other slot."""
         batch, count = anchors.shape
         first = F.embedding(input_ids.gather(1, anchors), embedding)
@@ -316,13 +328,19 @@ class Drafter(nn.Module):
         own = self.state_dict()
         for name in own:
             if name not in tensors:
-                raise UserError(f"{where}: tensor {name!r} is missing; the drafter has {len(own)}, the file {len(tensors)}")
+                raise UserError(
+                    f"{where}: tensor {name!r} is missing; the drafter has {len(own)}, the file "
+                    f"{len(tensors)}"
+                )
         for name, tensor in tensors.items():
             if name not in own:
-                raise UserError(f"{where}: tensor {name!r} is no part of this drafter of {self.shape.layers} layers")
+                raise UserError(
+                    f"{where}: tensor {name!r} is no part of this drafter of {self.shape.layers} layers"
+                )
             if tensor.shape != own[name].shape:
                 raise UserError(
-                    f"{where}: tensor {name!r} has shape {list(tensor.shape)}, this drafter's is {list(own[name].shape)}"
+                    f"{where}: tensor {name!r} has shape {list(tensor.shape)}, this drafter's is "
+                    f"{list(own[name].shape)}"
                 )
         with torch.no_grad():
             for name, tensor in tensors.items():

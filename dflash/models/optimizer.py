@@ -1,8 +1,7 @@
 """AdamW over one flat buffer: a handful of operations per step, whatever the number of tensors.
 
-Working weights in bfloat16 keep float32 masters; float32 working weights are their own masters. Averaging the gradients of
-several drafters is one operation on `FlatParameters.grad`.
-"""
+Working weights in bfloat16 keep float32 masters; float32 working weights are their own masters. Averaging the
+gradients of several drafters is one operation on `FlatParameters.grad`."""
 
 from __future__ import annotations
 
@@ -26,7 +25,9 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        named = [
+            (name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad
+        ]
         self.places: dict[str, tuple[int, torch.Size]] = {}
         size = 0
         for name, parameter in named:
@@ -34,7 +35,9 @@ class FlatParameters:
             size += -(-parameter.numel() // _ALIGN) * _ALIGN
         self.working = torch.zeros(size, dtype=dtype, device=device)
         self.grad = torch.zeros(size, dtype=dtype, device=device)
-        self.master = self.working if dtype == torch.float32 else torch.zeros(size, dtype=torch.float32, device=device)
+        self.master = (
+            self.working if dtype == torch.float32 else torch.zeros(size, dtype=torch.float32, device=device)
+        )
         with torch.no_grad():
             for name, parameter in named:
                 self.view(self.master, name).copy_(parameter)
@@ -111,7 +114,9 @@ class FlatAdamW:
             The norm of the scaled gradients before clipping, float32 scalar on the device.
         """
         only = self._widened(self._pieces[0]) if len(self._pieces) == 1 else None
-        norms = [torch.linalg.vector_norm(self._widened(piece) if only is None else only) for piece in self._pieces]
+        norms = [
+            torch.linalg.vector_norm(self._widened(piece) if only is None else only) for piece in self._pieces
+        ]
         norm = (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))) * grad_scale
         # The fused kernel divides the gradients by this: clipping costs no pass of its own.
         divisor = ((norm + 1e-6) / self.clip).clamp_(min=1.0) / grad_scale
@@ -146,7 +151,8 @@ class FlatAdamW:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, by parameter name, so that it does not depend on the flat layout."""
+        """Everything a resumed run needs, by parameter name, so that it does not depend on the flat
+        layout."""
         flat = self.flat
         return {
             "steps": self.steps.clone(),
@@ -160,7 +166,11 @@ class FlatAdamW:
         """Restore what `state_dict` gave; the working weights follow the masters."""
         flat = self.flat
         self.steps.copy_(state["steps"])
-        for key, buffer in (("master", flat.master), ("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
+        for key, buffer in (
+            ("master", flat.master),
+            ("exp_avg", self.exp_avg),
+            ("exp_avg_sq", self.exp_avg_sq),
+        ):
             for name, view in flat.named(buffer):
                 view.copy_(state[key][name])
         flat.refresh_working()

@@ -1,8 +1,8 @@
 """Which rows a layer projects: all of them, or, in the first layer, the few that differ.
 
-In the first layer every mask slot holds the same vector, so its norm, query, key and value before rotation are the same: one row
-stands for all of them. With blocks of B slots that is (B-1)/B of the layer's projections saved, in both directions.
-"""
+In the first layer every mask slot holds the same vector, so its norm, query, key and value before rotation
+are the same: one row stands for all of them. With blocks of B slots that is (B-1)/B of the layer's
+projections saved, in both directions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class EveryRow:
         return [(slice(None), self._by_slot(projected))]
 
     def gather(self, slots: torch.Tensor, out: torch.Tensor) -> None:
-        """The transpose of `spread`: `[batch, anchors, block, kv_heads, groups, d]` summed into `out` `[n, heads, d]`."""
+        """The transpose of `spread`: `[batch, anchors, block, kv_heads, groups, d]` summed into `out` `[n,
+        heads, d]`."""
         self._by_slot(out).copy_(slots)
 
     def gathered(self, slots: torch.Tensor, workspace: Workspace) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """The drafter's training pass, forward and backward written out over kept buffers.
 
-It computes what `Drafter`'s modules state (tests hold it to them, gradient by gradient) with three differences in how:
-gradients of weights are added by the matrix product itself into the flat gradient buffer; matrices that lie side by side there
-(q|k|v, gate|up) are multiplied as one; nothing is allocated in a step of a known shape. Attention is `SplitKernel`, or
-any other kind through an island of automatic differentiation.
+It computes what `Drafter`'s modules state (tests hold it to them, gradient by gradient) with three
+differences in how: gradients of weights are added by the matrix product itself into the flat gradient buffer;
+matrices that lie side by side there (q|k|v, gate|up) are multiplied as one; nothing is allocated in a step of
+a known shape. Attention is `SplitKernel`, or any other kind through an island of automatic differentiation.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash.data.anchors import Limits
-from dflash.models import pieces
-from dflash.models.attention import Attention, Places, prepare
+from dflash.models import elementwise
+from dflash.models.attention import Attention, BlockLayout, prepare
 from dflash.models.blocks import scored_slots, slot_positions
-from dflash.models.pieces_compiled import compiled
+from dflash.models.elementwise_compiled import compiled
 from dflash.models.rows import DistinctRows, EveryRow, Rows
 from dflash.models.split import SplitKernel
 from dflash.models.workspace import Workspace
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One or more parameters that lie side by side: their values and their gradients, as one matrix or vector."""
+    """One or more parameters that lie side by side: their values and their gradients, as one matrix or
+    vector."""
 
     value: torch.Tensor
     grad: torch.Tensor
@@ -56,14 +57,14 @@ class LayerWeights:
     down: Weight
 
 
-class Island:
+class AutogradAttention:
     """Any attention of `attention.py`, differentiated by autograd inside the written-out pass."""
 
     scales_queries = True
 
-    def __init__(self, attention: Attention, places: Places, workspace: Workspace) -> None:
+    def __init__(self, attention: Attention, layout: BlockLayout, workspace: Workspace) -> None:
         self.attention, self.workspace = attention, workspace
-        self.shape = (places.anchors.shape[0], places.context)
+        self.shape = (layout.anchors.shape[0], layout.context)
 
     def context_buffer(self, name: str, kv_heads: int, d: int, dtype: torch.dtype) -> torch.Tensor:
         """Room for the context's keys or values `[batch, kv_heads, context, d]`."""
@@ -76,7 +77,11 @@ class Island:
         size = key.shape[3]
         groups = rows // size
         with torch.enable_grad():
-            heads = query.view(batch, kv_heads, count, groups, size, d).transpose(2, 3).reshape(batch, -1, count * size, d)
+            heads = (
+                query.view(batch, kv_heads, count, groups, size, d)
+                .transpose(2, 3)
+                .reshape(batch, -1, count * size, d)
+            )
             out = self.attention(heads, key.flatten(2, 3), value.flatten(2, 3), context_key, context_value)
             out = out.reshape(batch, kv_heads, groups, count, size, d).transpose(2, 3).reshape(query.shape)
         return out.detach(), (out, (query, key, value, context_key, context_value))
@@ -97,30 +102,35 @@ class Stack:
         self.workspace = Workspace(flat.working)
         self.dtype = flat.working.dtype
         self.passes = 0
-        self.pieces: Any = compiled() if self.shape.compile else pieces
+        self.elementwise: Any = compiled() if self.shape.compile else elementwise
 
         def weight(*names: str) -> Weight:
             return Weight(flat.joined(flat.working, names), flat.joined(flat.grad, names))
 
-        self.fc, self.hidden_norm, self.norm = weight("fc.weight"), weight("hidden_norm.weight"), weight("norm.weight")
+        self.fc, self.hidden_norm, self.norm = (
+            weight("fc.weight"),
+            weight("hidden_norm.weight"),
+            weight("norm.weight"),
+        )
         self.layers = [_layer_weights(weight, f"layers.{i}.") for i in range(self.shape.layers)]
 
     def __call__(
         self,
         features: torch.Tensor,
         x: torch.Tensor,
-        places: Places,
+        layout: BlockLayout,
         limits: Limits | None,
     ) -> torch.Tensor:
         """As `forward`, with a graph behind it: `backward` adds the gradients of all weights."""
-        return StackFunction.apply(self.trigger, self, features, x, places, limits)
+        return StackFunction.apply(self.trigger, self, features, x, layout, limits)
 
     def forward(
-        self, features: torch.Tensor, x: torch.Tensor, places: Places, limits: Limits | None
+        self, features: torch.Tensor, x: torch.Tensor, layout: BlockLayout, limits: Limits | None
     ) -> tuple[torch.Tensor, _Pass]:
-        """`[batch, context, K*H]` features and `[batch*anchors*block, H]` inputs (overwritten) -> normed states of slots 1.."""
+        """`[batch, context, K*H]` features and `[batch*anchors*block, H]` inputs (overwritten) -> normed
+        states of slots 1.."""
         self.passes += 1
-        run = _Pass(self, features, places, limits)
+        run = _Pass(self, features, layout, limits)
         return run.forward(x), run
 
 
@@ -151,20 +161,30 @@ class _Normed:
 class _Pass:
     """One forward and its backward: the shapes, and the buffers that live between the two."""
 
-    def __init__(self, stack: Stack, features: torch.Tensor, places: Places, limits: Limits | None) -> None:
+    def __init__(
+        self, stack: Stack, features: torch.Tensor, layout: BlockLayout, limits: Limits | None
+    ) -> None:
         self.stack, self.number = stack, stack.passes
         shape = stack.shape
-        self.shape, self.dtype, self.take, self.pieces = shape, stack.dtype, stack.workspace.take, stack.pieces
+        self.shape, self.dtype, self.take, self.elementwise = (
+            shape,
+            stack.dtype,
+            stack.workspace.take,
+            stack.elementwise,
+        )
         self.features = features.flatten(0, 1)
-        self.batch, self.count = places.anchors.shape
-        self.size, self.context = places.block_size, places.context
+        self.batch, self.count = layout.anchors.shape
+        self.size, self.context = layout.block_size, layout.context
         self.rows = self.batch * self.count * self.size
         self.heads, self.kv_heads, self.d = shape.heads, shape.kv_heads, shape.head_dim
         self.groups = self.heads // self.kv_heads
-        self.kernels = {window: self._kernel(places, limits, window) for window in {shape.window(i) for i in range(shape.layers)}}
+        self.kernels = {
+            window: self._kernel(layout, limits, window)
+            for window in {shape.window(i) for i in range(shape.layers)}
+        }
         stack.rotary.grow(self.context + self.size, features.device, self.dtype)
         cos, sin = stack.rotary.cos, stack.rotary.sin
-        positions = slot_positions(places.anchors, self.size)
+        positions = slot_positions(layout.anchors, self.size)
         # [batch, anchors, block, 1, 1, d] and [1, context, 1, d]; queries may be scaled as they are turned.
         self.slot_tables = (cos[positions][:, :, :, None, None], sin[positions][:, :, :, None, None])
         scale = 1.0 if next(iter(self.kernels.values())).scales_queries else self.d**-0.5
@@ -172,13 +192,13 @@ class _Pass:
         self.context_tables = (cos[: self.context][None, :, None], sin[: self.context][None, :, None])
         self.saved: list[dict[str, Any]] = []
 
-    def _kernel(self, places: Places, limits: Limits | None, window: int | None) -> Any:
+    def _kernel(self, layout: BlockLayout, limits: Limits | None, window: int | None) -> Any:
         kind = self.shape.attention
         if kind == "auto":
-            kind = "flex" if places.anchors.is_cuda else "split"
+            kind = "flex" if layout.anchors.is_cuda else "split"
         if kind == "split":
-            return SplitKernel(places, limits, window, self.groups, self.dtype, self.stack.workspace)
-        return Island(prepare(kind, places, window, self.dtype), places, self.stack.workspace)
+            return SplitKernel(layout, limits, window, self.groups, self.dtype, self.stack.workspace)
+        return AutogradAttention(prepare(kind, layout, window, self.dtype), layout, self.stack.workspace)
 
     # ---- forward
 
@@ -199,7 +219,7 @@ class _Pass:
         take, shape = self.take, x.shape
         hat = take(f"hat.{name}", shape, self.dtype)
         inverse = take(f"inverse.{name}", (*shape[:-1], 1), torch.float32)
-        self.pieces.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(shape))
+        self.elementwise.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(shape))
         out = torch.mul(hat, weight.value, out=take(f"normed.{name}", shape, self.dtype))
         return _Normed(hat, inverse, out)
 
@@ -207,10 +227,11 @@ class _Pass:
         return None if self.dtype == torch.float32 else self.take("wide", shape, torch.float32)
 
     def _head_norm(self, name: str, x: torch.Tensor) -> _Normed:
-        """Norm over each head without its weight, which goes into the rotary tables. `x` `[rows, heads, d]`, strided."""
+        """Norm over each head without its weight, which goes into the rotary tables. `x` `[rows, heads, d]`,
+        strided."""
         hat = self.take(f"hat.{name}", x.shape, self.dtype)
         inverse = self.take(f"inverse.{name}", (*x.shape[:-1], 1), torch.float32)
-        self.pieces.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(x.shape))
+        self.elementwise.norm_forward(x, self.shape.rms_norm_eps, hat, inverse, self._wide(x.shape))
         return _Normed(hat, inverse, hat)
 
     def _context_keys(self, index: int, weights: LayerWeights) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,9 +243,13 @@ class _Pass:
         normed = self._head_norm(f"context_key{index}", split[:, 0])
         self.saved[index]["context"] = normed
         room = self.kernels[self.shape.window(index)].context_buffer
-        keys, values = (room(f"context_{name}{index}", kv_heads, d, self.dtype) for name in ("keys", "values"))
-        tables = self.pieces.weighted_tables(self.context_tables, weights.k_norm.value)
-        self.pieces.rotate_into(normed.hat.view(batch, context, kv_heads, d), tables, keys[:, :, -context:].transpose(1, 2))
+        keys, values = (
+            room(f"context_{name}{index}", kv_heads, d, self.dtype) for name in ("keys", "values")
+        )
+        tables = self.elementwise.weighted_tables(self.context_tables, weights.k_norm.value)
+        self.elementwise.rotate_into(
+            normed.hat.view(batch, context, kv_heads, d), tables, keys[:, :, -context:].transpose(1, 2)
+        )
         values[:, :, -context:].transpose(1, 2).copy_(split[:, 1].view(batch, context, kv_heads, d))
         return keys, values
 
@@ -233,7 +258,9 @@ class _Pass:
         batch, count, size, kv_heads, groups = self.batch, self.count, self.size, self.kv_heads, self.groups
         context_key, context_value = self._context_keys(index, weights)
         projected = self._projected(index)
-        normed = saved["norm1"] = self._norm(f"norm1.{index}", projected.states(x, self.stack.workspace), weights.norm1)
+        normed = saved["norm1"] = self._norm(
+            f"norm1.{index}", projected.states(x, self.stack.workspace), weights.norm1
+        )
         qkv = take("qkv", (normed.out.shape[0], self.heads + 2 * kv_heads, d), self.dtype)
         weights.qkv.product(normed.out, qkv.flatten(1))
         query = take(f"query{index}", (batch, kv_heads, count, groups * size, d), self.dtype)
@@ -245,9 +272,11 @@ class _Pass:
         )
         for name, part, weight, plain, out in parts:
             head = saved[name] = self._head_norm(f"{name}{index}", part)
-            cos, sin = self.pieces.weighted_tables(plain, weight.value)
+            cos, sin = self.elementwise.weighted_tables(plain, weight.value)
             for slots, states in projected.spread(head.hat):
-                self.pieces.rotate_into(states, (cos[:, :, slots], sin[:, :, slots]), self._rows_first(out)[:, :, slots])
+                self.elementwise.rotate_into(
+                    states, (cos[:, :, slots], sin[:, :, slots]), self._rows_first(out)[:, :, slots]
+                )
         for slots, states in projected.spread(qkv[:, -kv_heads:]):
             self._rows_first(value)[:, :, slots].copy_(states)
         kernel = self.kernels[self.shape.window(index)]
@@ -262,7 +291,8 @@ class _Pass:
         return kind(self.batch, self.count, self.size, self.kv_heads)
 
     def _rows_first(self, states: torch.Tensor) -> torch.Tensor:
-        """`[batch, kv_heads, anchors, groups*block, d]` seen as `[batch, anchors, block, kv_heads, groups, d]`."""
+        """`[batch, kv_heads, anchors, groups*block, d]` seen as `[batch, anchors, block, kv_heads, groups,
+        d]`."""
         view = states.view(self.batch, self.kv_heads, self.count, -1, self.size, self.d)
         return view.permute(0, 2, 4, 1, 3, 5)
 
@@ -273,16 +303,19 @@ class _Pass:
         weights.gate_up.product(normed.out, gate_up)
         activated = saved["activated"] = take(f"activated{index}", (self.rows, inner), self.dtype)
         gated = saved["gated"] = take(f"gated{index}", (self.rows, inner), self.dtype)
-        self.pieces.gate_forward(gate_up[:, :inner], gate_up[:, inner:], activated, gated)
+        self.elementwise.gate_forward(gate_up[:, :inner], gate_up[:, inner:], activated, gated)
         x.addmm_(gated, weights.down.value.t())
 
     # ---- backward
 
     def backward(self, dhidden: torch.Tensor) -> None:
-        """Add the gradients of all weights into the flat buffer. `dhidden` `[batch, anchors, block-1, H]` is overwritten."""
+        """Add the gradients of all weights into the flat buffer. `dhidden` `[batch, anchors, block-1, H]` is
+        overwritten."""
         stack, take = self.stack, self.take
         if self.number != stack.passes:
-            raise RuntimeError("another forward has used this drafter's buffers: run backward before the next forward")
+            raise RuntimeError(
+                "another forward has used this drafter's buffers: run backward before the next forward"
+            )
         hidden = self.shape.hidden_size
         dfeature = take("dfeature", (self.batch * self.context, hidden), self.dtype).zero_()
         dx = take("dx", (self.rows, hidden), self.dtype).zero_()
@@ -296,11 +329,13 @@ class _Pass:
         stack.fc.add_grad(dfused, self.features)
         stack.workspace.checking = False
 
-    def _norm_backward(self, normed: _Normed, dy: torch.Tensor, weight: Weight, into: torch.Tensor | None) -> None:
+    def _norm_backward(
+        self, normed: _Normed, dy: torch.Tensor, weight: Weight, into: torch.Tensor | None
+    ) -> None:
         """Add the gradient of a norm's weight, and of its input to `into`; `dy` is overwritten."""
         hat = normed.hat.view(dy.shape)
         product = self.take("product", dy.shape, self.dtype)
-        dhat = self.pieces.norm_backward(dy, hat, normed.inverse, weight.value, weight.grad, product)
+        dhat = self.elementwise.norm_backward(dy, hat, normed.inverse, weight.value, weight.grad, product)
         if into is not None:
             into.addcmul_(dhat.view(into.shape), normed.inverse.view(*into.shape[:-1], 1).to(self.dtype))
 
@@ -310,14 +345,21 @@ class _Pass:
         weights.down.add_grad(dx, saved["gated"])
         gate_up = saved["gate_up"]
         dgate_up = take("dgate_up", gate_up.shape, self.dtype)
-        self.pieces.gate_backward(
-            dgated, gate_up[:, :inner], gate_up[:, inner:], saved["activated"], dgate_up[:, :inner], dgate_up[:, inner:]
+        self.elementwise.gate_backward(
+            dgated,
+            gate_up[:, :inner],
+            gate_up[:, inner:],
+            saved["activated"],
+            dgate_up[:, :inner],
+            dgate_up[:, inner:],
         )
         weights.gate_up.add_grad(dgate_up, saved["norm2"].out)
         dy = torch.mm(dgate_up, weights.gate_up.value, out=take("dnormed", dx.shape, self.dtype))
         self._norm_backward(saved["norm2"], dy, weights.norm2, dx)
 
-    def _attend_backward(self, index: int, weights: LayerWeights, dx: torch.Tensor, dfeature: torch.Tensor) -> None:
+    def _attend_backward(
+        self, index: int, weights: LayerWeights, dx: torch.Tensor, dfeature: torch.Tensor
+    ) -> None:
         take, saved, rows, d = self.take, self.saved[index], self.rows, self.d
         batch, context, kv_heads = self.batch, self.context, self.kv_heads
         projected, normed = self._projected(index), saved["norm1"]
@@ -350,22 +392,26 @@ class _Pass:
         weights.kv.add_grad(dboth, self.feature.out)
         dfeature.addmm_(dboth, weights.kv.value)
 
-    def _turned_back(self, dy: torch.Tensor, tables: pieces.Tables) -> torch.Tensor:
+    def _turned_back(self, dy: torch.Tensor, tables: elementwise.Tables) -> torch.Tensor:
         """The gradient of what was rotated, in a buffer of its own: `dy` may be strided."""
         turned = self.take("dturned", dy.shape, self.dtype)
-        self.pieces.rotate_back_into(dy, tables, turned)
+        self.elementwise.rotate_back_into(dy, tables, turned)
         return turned
 
     def _head_norm_backward(self, head: _Normed, dy: torch.Tensor, weight: Weight, out: torch.Tensor) -> None:
-        """Through the norm of each head: `dy` `[rows, heads, d]`, overwritten; `out` of its shape, strided."""
+        """Through the norm of each head: `dy` `[rows, heads, d]`, overwritten; `out` of its shape,
+        strided."""
         flat = dy.view(-1, self.d)
         product = self.take("product", flat.shape, self.dtype)
-        dhat = self.pieces.norm_backward(flat, head.hat.view(-1, self.d), head.inverse, weight.value, weight.grad, product)
+        dhat = self.elementwise.norm_backward(
+            flat, head.hat.view(-1, self.d), head.inverse, weight.value, weight.grad, product
+        )
         torch.mul(dhat.view(out.shape), head.inverse.to(self.dtype), out=out)
 
 
 class StackFunction(torch.autograd.Function):
-    """Ties the written-out pass to autograd: gradients of weights go to the flat buffer, none to the inputs."""
+    """Ties the written-out pass to autograd: gradients of weights go to the flat buffer, none to the
+    inputs."""
 
     @staticmethod
     def forward(
@@ -374,10 +420,10 @@ class StackFunction(torch.autograd.Function):
         stack: Stack,
         features: torch.Tensor,
         x: torch.Tensor,
-        places: Places,
+        layout: BlockLayout,
         limits: Limits | None,
     ) -> torch.Tensor:
-        hidden, ctx.run = stack.forward(features, x, places, limits)
+        hidden, ctx.run = stack.forward(features, x, layout, limits)
         return hidden
 
     @staticmethod

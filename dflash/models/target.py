@@ -1,8 +1,7 @@
 """The frozen target: loaded through transformers, tapped by hooks, stopped after the last tapped layer.
 
-A tap `j` is the output of decoder layer `j` (transformers calls it `hidden_states[j + 1]`; engines that number the inputs
-of layers call it `j + 1`). Reference 1.3, 1.4 and 7.
-"""
+A tap `j` is the output of decoder layer `j` (transformers calls it `hidden_states[j + 1]`; engines that
+number the inputs of layers call it `j + 1`). Reference 1.3, 1.4 and 7."""
 
 from __future__ import annotations
 
@@ -80,15 +79,18 @@ class Target:
         self._last_layer: nn.Module = self.text_model.layers[self.layer_ids[-1]]
         self.text_model.norm.register_forward_hook(self._take_last)
 
-    def taps(self, input_ids: torch.Tensor, documents: DocumentRows | None = None) -> tuple[torch.Tensor, ...]:
+    def taps(
+        self, input_ids: torch.Tensor, documents: DocumentRows | None = None
+    ) -> tuple[torch.Tensor, ...]:
         """The tapped hidden states of right-padded rows.
 
-        No attention mask is passed: what is right of a token never reaches it, and building a mask reads device values.
-        The rows end in states of padding that nobody may use.
+        No attention mask is passed: what is right of a token never reaches it, and building a mask reads
+        device values. The rows end in states of padding that nobody may use.
 
         Args:
             input_ids: int64 `[batch, length]` on the target's device.
-            documents: for packed rows; every document then runs as if alone, in attention and in recurrent state alike.
+            documents: for packed rows; every document then runs as if alone, in attention and in recurrent
+                state alike.
 
         Returns:
             One `[batch, length, H]` tensor for each of `layer_ids`, in the target's dtype, without a graph.
@@ -98,13 +100,15 @@ class Target:
     def taps_and_last(
         self, input_ids: torch.Tensor, documents: DocumentRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """`taps`, and the normed last hidden state `[batch, length, H]`: `last @ head.T` are the target's logits."""
+        """`taps`, and the normed last hidden state `[batch, length, H]`: `last @ head.T` are the target's
+        logits."""
         *taps, last = self._run(input_ids, documents, self.text_model.norm)
         return tuple(taps), last
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[torch.Tensor]]:
-        """Collect the taps of passes made through `self.model` inside, in call order, without stopping them."""
+        """Collect the taps of passes made through `self.model` inside, in call order, without stopping
+        them."""
         taken: list[torch.Tensor] = []
         self._taken = taken
         try:
@@ -112,7 +116,9 @@ class Target:
         finally:
             self._taken = None
 
-    def _run(self, input_ids: torch.Tensor, documents: DocumentRows | None, stop_after: nn.Module) -> list[torch.Tensor]:
+    def _run(
+        self, input_ids: torch.Tensor, documents: DocumentRows | None, stop_after: nn.Module
+    ) -> list[torch.Tensor]:
         shape = input_ids.shape
         if documents is not None:
             input_ids = input_ids.reshape(-1)[documents.gather]
@@ -131,7 +137,8 @@ class Target:
 
     @contextlib.contextmanager
     def _without_masks(self) -> Iterator[None]:
-        """Let attention be causal by itself; transformers else looks at the position ids' values on the host."""
+        """Let attention be causal by itself; transformers else looks at the position ids' values on the
+        host."""
         config = self.text_model.config
         before = config._attn_implementation
         if not self._mask_free or before != "sdpa":
@@ -171,7 +178,8 @@ def load_target(config: TargetConfig, device: Device, info: TargetInfo | None = 
 
 
 def build_tiny(config: TargetConfig, dtype: torch.dtype = torch.float32) -> Any:
-    """The built-in target with weights from `tiny.seed`: a transformers model, the same whatever was drawn before."""
+    """The built-in target with weights from `tiny.seed`: a transformers model, the same whatever was drawn
+    before."""
     from transformers import Qwen3_5ForCausalLM
 
     with torch.random.fork_rng(devices=[]):
@@ -191,12 +199,18 @@ def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
 
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        loaded, report = load(model, dtype=dtype, local_files_only=True, attn_implementation="sdpa", output_loading_info=True)
+        loaded, report = load(
+            model, dtype=dtype, local_files_only=True, attn_implementation="sdpa", output_loading_info=True
+        )
     except Exception as error:
         raise UserError(f"target.model = {model!r}: cannot load its weights: {first_line(error)}") from None
-    lost = sorted([*report.get("missing_keys", ()), *(str(item[0]) for item in report.get("mismatched_keys", ()))])
+    lost = sorted(
+        [*report.get("missing_keys", ()), *(str(item[0]) for item in report.get("mismatched_keys", ()))]
+    )
     if lost:
-        raise UserError(f"target.model = {model!r}: {len(lost)} tensors are missing or misshapen, first {lost[0]!r}")
+        raise UserError(
+            f"target.model = {model!r}: {len(lost)} tensors are missing or misshapen, first {lost[0]!r}"
+        )
     return loaded
 
 
@@ -209,11 +223,18 @@ def _find_decoder(model: Any) -> Any:
             if not hasattr(module, "norm"):
                 break
             return module
-    raise UserError(f"target {type(model).__name__}: found no decoder with embed_tokens, {layers} layers and norm to tap")
+    raise UserError(
+        f"target {type(model).__name__}: found no decoder with embed_tokens, {layers} layers and norm to tap"
+    )
 
 
 def _mask_free_attention(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: None, **kwargs: Any
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    **kwargs: Any,
 ) -> Any:
     """transformers' SDPA, causal without a mask; a sliding layer gets its band, built from shapes alone."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -235,7 +256,8 @@ def _register_mask_free() -> None:
 
 
 def _quieten() -> None:
-    """Keep transformers' word on missing kernels, which `dflash doctor` says, and its progress bars out of the run."""
+    """Keep transformers' word on missing kernels, which `dflash doctor` says, and its progress bars out of
+    the run."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

@@ -54,7 +54,8 @@ class TargetInfo:
 
 
 def build_target_layer_ids(layers: int, taps: int) -> tuple[int, ...]:
-    """`taps` layers from layer 1 to layer L-3, evenly spaced (paper 4.1): round(1 + i (L-4)/(n-1)); L//2 for one tap.
+    """`taps` layers from layer 1 to layer L-3, evenly spaced (paper 4.1): round(1 + i (L-4)/(n-1)); L//2 for
+    one tap.
 
     Raises:
         UserError: more taps than there are layers between.
@@ -64,7 +65,8 @@ def build_target_layer_ids(layers: int, taps: int) -> tuple[int, ...]:
     ids = tuple(round(1 + i * (layers - 4) / (taps - 1)) for i in range(taps))
     if len(set(ids)) < taps or ids[0] < 0 or ids[-1] >= layers:
         raise UserError(
-            f"target.taps = {taps}: a target of {layers} layers has no room for so many; set target.taps or layer_ids"
+            f"target.taps = {taps}: a target of {layers} layers has no room for so many; set target.taps or "
+            "layer_ids"
         )
     return ids
 
@@ -81,7 +83,8 @@ def inspect_target(config: TargetConfig) -> TargetInfo:
     ids = config.layer_ids or build_target_layer_ids(layers, config.taps)
     if list(ids) != sorted(set(ids)) or ids[-1] >= layers:
         raise UserError(
-            f"target.layer_ids = {list(ids)}: must be ascending, without repeats, and below {config.model}'s {layers} layers"
+            f"target.layer_ids = {list(ids)}: must be ascending, without repeats, and below {config.model}'s "
+            f"{layers} layers"
         )
     eos = getattr(text, "eos_token_id", None)
     eos = getattr(wrapper, "eos_token_id", None) if eos is None else eos
@@ -100,18 +103,20 @@ def inspect_target(config: TargetConfig) -> TargetInfo:
 
 
 def count_parameters(config: TargetConfig) -> int:
-    """Parameters of the target's text model with its head, from the config alone (built on the meta device)."""
+    """Parameters of the target's text model with its head, from the config alone (built on the meta
+    device)."""
     with LOADING, torch.device("meta"):
         model = from_config(read_config(config).get_text_config())
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def resolve_mask_token(config: DrafterConfig, info: TargetInfo, tokenizer: Any = None) -> int:
-    """The embedding row that mask slots use: the setting, else the tokenizer's `<|MASK|>`, else the family's known row.
+    """The embedding row that mask slots use: the setting, else the tokenizer's `<|MASK|>`, else the family's
+    known row.
 
     Raises:
-        UserError: none is known, it lies outside the target's vocabulary, or it is a pad or end token (the drafter would
-            learn to draft from a vector that means something else).
+        UserError: none is known, it lies outside the target's vocabulary, or it is a pad or end token (the
+            drafter would learn to draft from a vector that means something else).
     """
     token = config.mask_token_id
     source = "drafter.mask_token_id"
@@ -122,7 +127,8 @@ def resolve_mask_token(config: DrafterConfig, info: TargetInfo, tokenizer: Any =
         token, source = KNOWN_MASK_IDS[info.family], f"the mask row of {info.family}"
     if token is None:
         raise UserError(
-            f"no mask token known for target {info.model!r} ({info.family}): set drafter.mask_token_id to an unused row "
+            f"no mask token known for target {info.model!r} ({info.family}): set drafter.mask_token_id to an "
+            "unused row "
             f"of its embedding (0 to {info.vocab_size - 1})"
         )
     if not 0 <= token < info.vocab_size:
@@ -131,7 +137,9 @@ def resolve_mask_token(config: DrafterConfig, info: TargetInfo, tokenizer: Any =
     taken["end-of-text"] = {*info.eos_ids, getattr(tokenizer, "eos_token_id", None)}
     for kind, ids in taken.items():
         if token in ids:
-            raise UserError(f"{source} = {token}: is the {kind} token; the mask needs a row that nothing else uses")
+            raise UserError(
+                f"{source} = {token}: is the {kind} token; the mask needs a row that nothing else uses"
+            )
     return token
 
 
@@ -146,11 +154,17 @@ def read_config(config: TargetConfig) -> Any:
     except Exception as error:
         raise UserError(_why_unreadable(config.model, error)) from None
     if wrapper.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise UserError(f"target.model = {config.model!r}: {wrapper.model_type!r} is not a causal language model")
+        raise UserError(
+            f"target.model = {config.model!r}: {wrapper.model_type!r} is not a causal language model"
+        )
     text = wrapper.get_text_config()
-    missing = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if getattr(text, key, None) is None]
+    missing = [
+        key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if getattr(text, key, None) is None
+    ]
     if missing:
-        raise UserError(f"target.model = {config.model!r}: its config names no {missing[0]}; not a causal language model")
+        raise UserError(
+            f"target.model = {config.model!r}: its config names no {missing[0]}; not a causal language model"
+        )
     return wrapper
 
 
@@ -161,8 +175,14 @@ def _why_unreadable(model: str, error: Exception) -> str:
             return f"target.model = {model!r}: the folder has no config.json"
         return f"target.model = {model!r}: its config.json cannot be used: {first_line(error)}"
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        return f"target.model = {model!r}: no such folder; a path, a Hugging Face id (owner/name) or {TINY!r} is expected"
-    return f"target.model = {model!r}: not in the local Hugging Face cache; download it first: hf download {model}"
+        return (
+            f"target.model = {model!r}: no such folder; a path, a Hugging Face id (owner/name) or {TINY!r} "
+            "is expected"
+        )
+    return (
+        f"target.model = {model!r}: not in the local Hugging Face cache; download it first: hf download "
+        f"{model}"
+    )
 
 
 def first_line(error: Exception) -> str:
@@ -180,7 +200,10 @@ def tiny_config(config: TargetConfig) -> Any:
     from transformers import Qwen3_5TextConfig
 
     tiny = config.tiny
-    kinds = ["full_attention" if (i + 1) % tiny.full_attention_interval == 0 else "linear_attention" for i in range(tiny.layers)]
+    kinds = [
+        "full_attention" if (i + 1) % tiny.full_attention_interval == 0 else "linear_attention"
+        for i in range(tiny.layers)
+    ]
     return Qwen3_5TextConfig(
         vocab_size=tiny.vocab_size,
         hidden_size=tiny.hidden_size,
@@ -194,7 +217,8 @@ def tiny_config(config: TargetConfig) -> Any:
         linear_key_head_dim=tiny.linear_head_dim,
         linear_value_head_dim=tiny.linear_head_dim,
         layer_types=kinds,
-        # Rows of the embedding, which is also the head, of length one: a drafter can then say what it is sure of.
+        # Rows of the embedding, which is also the head, of length one: a drafter can then say what it is sure
+        # of.
         initializer_range=tiny.hidden_size**-0.5,
         max_position_embeddings=32768,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},

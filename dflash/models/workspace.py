@@ -9,10 +9,12 @@ import torch
 
 
 class Workspace:
-    """Named buffers of one worker. A name's buffer grows to the largest shape asked for, and serves smaller ones as views.
+    """Named buffers of one worker. A name's buffer grows to the largest shape asked for, and serves smaller
+    ones as views.
 
-    Two users of one name would spoil each other's numbers without an error. So no view is kept, and a buffer is
-    taken only when no tensor over it is left, until the owner sets `checking` to False after one whole pass.
+    Two users of one name would spoil each other's numbers without an error. So no view is kept, and a buffer
+    is taken only when no tensor over it is left, until the owner sets `checking` to False after one whole
+    pass.
 
     Args:
         like: a tensor that lives where the buffers shall.

@@ -1,7 +1,8 @@
-"""What the observability itself takes: calls of the instruments times the cost of a call, and CPU time of its threads.
+"""What the observability itself takes: calls of the instruments times the cost of a call, and CPU time of its
+threads.
 
-It resolves far below the noise of a paired measurement; what it cannot see (the interpreter's lock, caches) that one can.
-"""
+It resolves far below the noise of a paired measurement; what it cannot see (the interpreter's lock, caches)
+that one can."""
 
 from __future__ import annotations
 
@@ -36,12 +37,14 @@ class Account:
 
     @property
     def percent(self) -> float:
-        """Share of the wall time. All workers' calls are charged as if to one: an upper bound when there are several."""
+        """Share of the wall time. All workers' calls are charged as if to one: an upper bound when there are
+        several."""
         return 100.0 * self.seconds / self.on_s if self.on_s > 0 else 0.0
 
 
 def cost_ns(call: Callable[[], object], calls: int = 2000, repeats: int = 7) -> float:
-    """Nanoseconds that a call takes: median over repeats of the mean of a loop, the loop's own cost taken off."""
+    """Nanoseconds that a call takes: median over repeats of the mean of a loop, the loop's own cost taken
+    off."""
     return max(0.0, _loop_ns(call, calls, repeats) - _loop_ns(_nothing, calls, repeats))
 
 

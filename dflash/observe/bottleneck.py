@@ -17,9 +17,11 @@ class Bottleneck:
     """Who is slowest.
 
     Attributes:
-        side: whose work the others wait for; `hand-over`: both sides wait for each other (locks, the interpreter, or a
-            ready threshold that is too high); `none`: everybody works; `unknown`: the collectors that tell are off.
-        targets_idle, drafters_idle: mean share of wall time that the workers of a side did not work; None when unknown.
+        side: whose work the others wait for; `hand-over`: both sides wait for each other (locks, the
+            interpreter, or a ready threshold that is too high); `none`: everybody works; `unknown`: the
+            collectors that tell are off.
+        targets_idle, drafters_idle: mean share of wall time that the workers of a side did not work; None
+            when unknown.
     """
 
     side: Side
@@ -48,9 +50,8 @@ class Bottleneck:
 def find_bottleneck(values: Mapping[str, float], seconds: float) -> Bottleneck:
     """Judge one window of `seconds` by its `target/*`, `drafter/*` and `pipeline/*` values.
 
-    A worker's idle share is what its busy time leaves, or its waits where the busy time is not known. A target that waits
-    for input while the prefetcher is empty puts the blame on the data side.
-    """
+    A worker's idle share is what its busy time leaves, or its waits where the busy time is not known. A
+    target that waits for input while the prefetcher is empty puts the blame on the data side."""
     targets, drafters = _idle_share(values, "target", seconds), _idle_share(values, "drafter", seconds)
     if targets is None or drafters is None:
         return Bottleneck("unknown", targets, drafters)
@@ -77,7 +78,9 @@ def _idle_share(values: Mapping[str, float], role: str, seconds: float) -> float
 
 def _share(values: Mapping[str, float], role: str, key: str, seconds: float) -> float | None:
     """Mean over the role's workers of `key` over `seconds`; None when no worker reports it."""
-    found = [value for name, value in values.items() if name.startswith(f"{role}/") and name.endswith(f"/{key}")]
+    found = [
+        value for name, value in values.items() if name.startswith(f"{role}/") and name.endswith(f"/{key}")
+    ]
     return sum(found) / len(found) / seconds if found and seconds > 0 else None
 
 

@@ -1,9 +1,10 @@
-"""Durations on their way from a worker to the monitor: a ring that one writes, log-buckets in which the other counts.
+"""Durations on their way from a worker to the monitor: a ring that one writes, log-buckets in which the other
+counts.
 
-The worker's part is one store and one count; everything else is the monitor's. A bucket b holds the value b for b < 16; above
-that an octave has 8 buckets of equal width, so an edge is off by at most 12.5% and a middle by 6.25%. The buckets of windows
-add up exactly, over workers and over ticks, which quantiles themselves do not.
-"""
+The worker's part is one store and one count; everything else is the monitor's. A bucket b holds the value b
+for b < 16; above that an octave has 8 buckets of equal width, so an edge is off by at most 12.5% and a middle
+by 6.25%. The buckets of windows add up exactly, over workers and over ticks, which quantiles themselves do
+not."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 RING = 512
-"""Spans of a stage that may wait for the monitor. A power of two. When more come within a tick, the statistics are of the last
-512 of them and the count is of all."""
+"""Spans of a stage that may wait for the monitor. A power of two. When more come within a tick, the
+statistics are of the last 512 of them and the count is of all."""
 MASK = RING - 1
 
 
@@ -97,9 +98,11 @@ def quantiles_ns(counts: Mapping[int, int], shares: Sequence[float]) -> list[flo
 
 
 class SpanRing:
-    """The last `RING` durations of a stage and how many there have been. One writer; any number of readers, without a lock.
+    """The last `RING` durations of a stage and how many there have been. One writer; any number of readers,
+    without a lock.
 
-    The writer stores the value first and counts it after, so a reader that takes `count` first sees only values that are there.
+    The writer stores the value first and counts it after, so a reader that takes `count` first sees only
+    values that are there.
 
     Attributes:
         ring: durations, nanoseconds; number n is at `n & MASK`.

@@ -19,10 +19,13 @@ class Metric:
     Attributes:
         key: e.g. `gpu/{i}/util_pct`; a placeholder stands for any text without a slash.
         unit: of the number; `1` for a share or a plain ratio, `batches`, `ms`, ...
-        kind: instant (a state at the sample), delta (since the last sample), rate (delta per second), ratio (of two).
-        reduce: how the ticks of a flush window become one number; by default delta adds up, others average. `none`:
-            they cannot (a quantile); the collector gives the window's own number, and there is none for a whole run.
-        weight: key of the delta that weighs the mean, so that a ratio over the window is exact; default the tick's length.
+        kind: instant (a state at the sample), delta (since the last sample), rate (delta per second), ratio
+            (of two).
+        reduce: how the ticks of a flush window become one number; by default delta adds up, others average.
+            `none`: they cannot (a quantile); the collector gives the window's own number, and there is none
+            for a whole run.
+        weight: key of the delta that weighs the mean, so that a ratio over the window is exact; default the
+            tick's length.
     """
 
     key: str
@@ -41,10 +44,13 @@ class Metric:
     def pattern(self) -> re.Pattern[str]:
         """Matches the keys of this family; a placeholder is a named group."""
         parts = re.split(r"\{(\w+)\}", self.key)
-        return re.compile("".join(f"(?P<{part}>[^/]+)" if odd % 2 else re.escape(part) for odd, part in enumerate(parts)))
+        return re.compile(
+            "".join(f"(?P<{part}>[^/]+)" if odd % 2 else re.escape(part) for odd, part in enumerate(parts))
+        )
 
     def weight_of(self, key: str) -> str | None:
-        """The weight's key that goes with `key`, its placeholders filled in from there; None without a weight."""
+        """The weight's key that goes with `key`, its placeholders filled in from there; None without a
+        weight."""
         match = self.pattern.fullmatch(key)
         return None if match is None or self.weight is None else self.weight.format_map(match.groupdict())
 

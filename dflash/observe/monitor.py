@@ -1,4 +1,5 @@
-"""The monitor: one thread that samples the collectors, and hands rows to the sinks' outboxes. It makes no CUDA call."""
+"""The monitor: one thread that samples the collectors, and hands rows to the sinks' outboxes. It makes no
+CUDA call."""
 
 from __future__ import annotations
 
@@ -30,9 +31,15 @@ METRICS = (
         "the monitor's clock",
         reduce="max",
     ),
-    Metric("monitor/dropped", "rows", "delta", "rows that a full outbox or a failed sink lost", "the outboxes"),
-    Metric("monitor/spans_dropped", "spans", "delta", "GPU spans that found no free event pair", "the recorders"),
-    Metric("monitor/cpu_s", "s", "delta", "CPU time of the monitor's and the sinks' threads", "thread clocks"),
+    Metric(
+        "monitor/dropped", "rows", "delta", "rows that a full outbox or a failed sink lost", "the outboxes"
+    ),
+    Metric(
+        "monitor/spans_dropped", "spans", "delta", "GPU spans that found no free event pair", "the recorders"
+    ),
+    Metric(
+        "monitor/cpu_s", "s", "delta", "CPU time of the monitor's and the sinks' threads", "thread clocks"
+    ),
 )
 
 
@@ -46,13 +53,14 @@ class Totals:
 
 
 class Monitor:
-    """Ticks every `tick_s`, flushes every `flush_s`. Nothing that goes wrong in here reaches the training threads.
+    """Ticks every `tick_s`, flushes every `flush_s`. Nothing that goes wrong in here reaches the training
+    threads.
 
     Args:
         collectors: asked in turn; one that raises is switched off through `fail`.
         sinks: rows go to the outbox of each sink that wants their kind.
-        before_tick: moves what other threads left for the monitor (late scalars, workers' faults). Told whether anybody
-            sees this tick: a screen is on, or a flush is due.
+        before_tick: moves what other threads left for the monitor (late scalars, workers' faults). Told
+            whether anybody sees this tick: a screen is on, or a flush is due.
         totals: drops and CPU time up to now.
         step: drafter 0's optimizer step.
     """
@@ -104,7 +112,9 @@ class Monitor:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
-    def send(self, kind: RowKind, values: dict[str, Any], step: int | None = None, seconds: float = 0.0) -> None:
+    def send(
+        self, kind: RowKind, values: dict[str, Any], step: int | None = None, seconds: float = 0.0
+    ) -> None:
         """Put a row into the outboxes that want it. From any thread; never waits."""
         self._post([Row(kind, self.elapsed_s, self._step() if step is None else step, values, seconds)])
 
@@ -118,7 +128,7 @@ class Monitor:
             if rows[0].kind in sink.sink.kinds:
                 sink.outbox.put(*rows)
 
-    # -- the thread -------------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         with self.scopes.enter("monitor"):

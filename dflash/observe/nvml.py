@@ -1,8 +1,7 @@
 """GPUs through NVML: found by UUID, each metric given up separately, each GPU asked by a thread of its own.
 
-NVML makes no CUDA context, but a call may take seconds on a sick driver: so the monitor never calls it. It wakes the
-readers, and takes what they have left since.
-"""
+NVML makes no CUDA context, but a call may take seconds on a sick driver: so the monitor never calls it. It
+wakes the readers, and takes what they have left since."""
 
 from __future__ import annotations
 
@@ -29,8 +28,14 @@ def _util(handle: Any) -> dict[str, float]:
 
 def _memory(handle: Any) -> dict[str, float]:
     try:
-        return {"mem_used_gb": pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used / 1e9}
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_ArgumentVersionMismatch):
+        return {
+            "mem_used_gb": pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used / 1e9
+        }
+    except (
+        pynvml.NVMLError_NotSupported,
+        pynvml.NVMLError_FunctionNotFound,
+        pynvml.NVMLError_ArgumentVersionMismatch,
+    ):
         # The first version counts the driver's reserve as used: another number, so another name.
         return {"mem_used_with_reserve_gb": pynvml.nvmlDeviceGetMemoryInfo(handle).used / 1e9}
 
@@ -48,7 +53,9 @@ def _throttle(handle: Any) -> dict[str, float]:
         mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except pynvml.NVMLError_FunctionNotFound:  # drivers before 535 know it by its former name
         mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return {f"throttle_{name}": float(bool(mask & getattr(pynvml, bit))) for name, bit in THROTTLE_REASONS.items()}
+    return {
+        f"throttle_{name}": float(bool(mask & getattr(pynvml, bit))) for name, bit in THROTTLE_REASONS.items()
+    }
 
 
 READINGS: dict[str, Callable[[Any], dict[str, float]]] = {
@@ -73,20 +80,26 @@ def unavailable() -> str:
 def find_handles(
     indexes: Sequence[int], known: Mapping[int, str], environment: Mapping[str, str]
 ) -> tuple[dict[int, Any], list[str]]:
-    """NVML's handles of CUDA devices, by CUDA index, and a line for each that was not found. NVML must be initialised.
+    """NVML's handles of CUDA devices, by CUDA index, and a line for each that was not found. NVML must be
+    initialised.
 
     Args:
-        known: UUIDs that CUDA itself has told. Where it has told none, `CUDA_VISIBLE_DEVICES` is read as CUDA reads it.
+        known: UUIDs that CUDA itself has told. Where it has told none, `CUDA_VISIBLE_DEVICES` is read as CUDA
+            reads it.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     uuids: dict[int, str | None] = {index: mig_entry(visible, index) or known.get(index) for index in indexes}
     if None in uuids.values():
         listed = visible_uuids(visible, _physical(environment))
-        uuids = {index: uuid or (listed[index] if index < len(listed) else None) for index, uuid in uuids.items()}
+        uuids = {
+            index: uuid or (listed[index] if index < len(listed) else None) for index, uuid in uuids.items()
+        }
     handles, problems = {}, []
     for index, uuid in uuids.items():
         if uuid is None:
-            problems.append(f"gpu {index}: not observed: cannot tell which GPU it is (CUDA_VISIBLE_DEVICES={visible})")
+            problems.append(
+                f"gpu {index}: not observed: cannot tell which GPU it is (CUDA_VISIBLE_DEVICES={visible})"
+            )
             continue
         try:
             handles[index] = _handle_of(uuid)
@@ -106,16 +119,20 @@ def _handle_of(uuid: str) -> Any:
 def _physical(environment: Mapping[str, str]) -> list[str]:
     """UUIDs in the order of CUDA's indexes; empty when that order cannot be known.
 
-    CUDA counts the fastest first unless told to count by PCI bus as NVML does; among equal GPUs both orders are the same.
-    """
+    CUDA counts the fastest first unless told to count by PCI bus as NVML does; among equal GPUs both orders
+    are the same."""
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({pynvml.nvmlDeviceGetName(one) for one in handles}) > 1:
+    if (
+        environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+        and len({pynvml.nvmlDeviceGetName(one) for one in handles}) > 1
+    ):
         return []
     return [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
 
 
 def mig_entry(visible: str | None, index: int) -> str | None:
-    """The MIG id at a CUDA index of `CUDA_VISIBLE_DEVICES`, if there is one: CUDA may tell its parent's UUID instead."""
+    """The MIG id at a CUDA index of `CUDA_VISIBLE_DEVICES`, if there is one: CUDA may tell its parent's UUID
+    instead."""
     entries = [] if visible is None else [part.strip() for part in visible.split(",")]
     return entries[index] if index < len(entries) and entries[index].startswith("MIG-") else None
 
@@ -123,8 +140,8 @@ def mig_entry(visible: str | None, index: int) -> str | None:
 def visible_uuids(visible: str | None, physical: Sequence[str]) -> list[str]:
     """UUIDs by CUDA index under a value of `CUDA_VISIBLE_DEVICES`.
 
-    Entries are indexes, UUIDs or their unique beginnings, or MIG ids. As in CUDA, the first entry that names no device ends
-    the list.
+    Entries are indexes, UUIDs or their unique beginnings, or MIG ids. As in CUDA, the first entry that names
+    no device ends the list.
 
     Args:
         visible: the variable; None when unset.
@@ -178,7 +195,8 @@ class GpuReader:
         self._thread.start()
 
     def take(self) -> dict[str, float]:
-        """What was read since the last call; wakes the reader for the next. Called by the monitor; never waits."""
+        """What was read since the last call; wakes the reader for the next. Called by the monitor; never
+        waits."""
         values, self._values = self._values, None
         self._judge_call()
         if not self.lost:

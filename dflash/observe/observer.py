@@ -52,14 +52,17 @@ class Summary:
 
 
 class Observer:
-    """Owned by the trainer. `recorder`, `attach`, `start`, `switch`, `late` and `close` are called from its threads.
+    """Owned by the trainer. `recorder`, `attach`, `start`, `switch`, `late` and `close` are called from its
+    threads.
 
     Args:
         run_dir: `metrics.jsonl` goes there.
         sinks: in place of those that the config asks for.
     """
 
-    def __init__(self, config: ObserveConfig, run_dir: Path, roles: RoleMap, sinks: Sequence[Sink] | None = None) -> None:
+    def __init__(
+        self, config: ObserveConfig, run_dir: Path, roles: RoleMap, sinks: Sequence[Sink] | None = None
+    ) -> None:
         on = COLLECTORS.chosen(config.collectors)
         self.config, self.run_dir, self.roles = config, run_dir, roles
         self._sources = Sources(config, roles, report=self.event)
@@ -68,7 +71,9 @@ class Observer:
         self._late: deque[tuple[int, dict[str, float]]] = deque(maxlen=_LATE)
         self._late_dropped = 0
         self._failed: dict[str, str] = {}
-        self._sinks = [SinkThread(sink) for sink in (make_sinks(config, run_dir, roles) if sinks is None else sinks)]
+        self._sinks = [
+            SinkThread(sink) for sink in (make_sinks(config, run_dir, roles) if sinks is None else sinks)
+        ]
         self._started = False
         self._ended: Summary | None = None
         self._monitor = Monitor(
@@ -85,7 +90,7 @@ class Observer:
         for collector in on:
             self.switch(collector.name, True)
 
-    # -- called while the trainer is built ----------------------------------------------------------------------------
+    # -- called while the trainer is built -------------------------------------------------------------------
 
     def recorder(self, role: Role, index: int, device: Device | None = None) -> WorkerRecorder:
         """The recorder of a worker; one for each."""
@@ -97,7 +102,8 @@ class Observer:
         return recorder
 
     def attach(self, queue: Any = None, prefetcher: Any = None) -> None:
-        """The shared queue and the prefetcher, for the collectors that read them. Throws all switches again."""
+        """The shared queue and the prefetcher, for the collectors that read them. Throws all switches
+        again."""
         if queue is not None:
             self._sources.queue = queue
         if prefetcher is not None:
@@ -118,7 +124,7 @@ class Observer:
         """Count or guard host syncs in the monitor's thread too; before `start`."""
         self._monitor.scopes = scopes
 
-    # -- called while it runs -----------------------------------------------------------------------------------------
+    # -- called while it runs --------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the sinks' threads and the monitor."""
@@ -130,7 +136,9 @@ class Observer:
                 collector.throw(collector.on)
         for sink in self._sinks:
             sink.start()
-        self._monitor.send("run", {"targets": list(self.roles.targets), "drafters": list(self.roles.drafters)})
+        self._monitor.send(
+            "run", {"targets": list(self.roles.targets), "drafters": list(self.roles.drafters)}
+        )
         self._monitor.start()
 
     def switch(self, collector: str, on: bool) -> None:
@@ -162,7 +170,8 @@ class Observer:
         self._monitor.send("event", {"text": text})
 
     def accounts(self) -> list[Account]:
-        """What each collector has cost, and the shared cost of monitor and sinks; costs of a call are measured now."""
+        """What each collector has cost, and the shared cost of monitor and sinks; costs of a call are
+        measured now."""
         elapsed_s = self._monitor.elapsed_s
         accounts = []
         for collector in self._collectors:
@@ -174,7 +183,8 @@ class Observer:
         return [*accounts, Account(SHARED, elapsed_s, 0, 0.0, max(0.0, shared_s))]
 
     def accounted_percent(self) -> dict[str, float]:
-        """Share of the wall time that each collector took while it was on; `all`: all of them with monitor and sinks."""
+        """Share of the wall time that each collector took while it was on; `all`: all of them with monitor
+        and sinks."""
         accounts = self.accounts()
         shares = {account.name: account.percent for account in accounts}
         return {**shares, "all": sum(shares.values())}
@@ -193,10 +203,12 @@ class Observer:
                 try:
                     collector.close()
                 except Exception as error:
-                    logger.warning("collector %s: closing failed: %s: %s", collector.name, type(error).__name__, error)
+                    logger.warning(
+                        "collector %s: closing failed: %s: %s", collector.name, type(error).__name__, error
+                    )
         return self._ended or self._summarise()
 
-    # -- called by the monitor ------------------------------------------------------------------------------------------
+    # -- called by the monitor -------------------------------------------------------------------------------
 
     def _before_tick(self, everything: bool) -> None:
         # Waking every sink each second for a few rows would cost as much as all collectors.
@@ -225,12 +237,16 @@ class Observer:
     def _totals(self) -> Totals:
         return Totals(
             rows_dropped=sum(sink.dropped for sink in self._sinks) + self._late_dropped,
-            spans_dropped=sum(timer.dropped for one in self._sources.recorders for timer in one.timers.values()),
+            spans_dropped=sum(
+                timer.dropped for one in self._sources.recorders for timer in one.timers.values()
+            ),
             cpu_s=self._monitor.cpu_s + sum(sink.cpu_s for sink in self._sinks),
         )
 
     def _step(self) -> int:
-        return next((one.step for one in self._sources.recorders if one.role == "drafter" and one.index == 0), 0)
+        return next(
+            (one.step for one in self._sources.recorders if one.role == "drafter" and one.index == 0), 0
+        )
 
     def _summarise(self) -> Summary:
         values = self._monitor.run_window.take()

@@ -1,4 +1,5 @@
-"""A bounded outbox and the thread that empties it into a sink: the monitor never waits for a file or a server."""
+"""A bounded outbox and the thread that empties it into a sink: the monitor never waits for a file or a
+server."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ class SinkThread:
         self._thread.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Let it write what waits and end; False when it did not within the time (it is left behind, a daemon)."""
+        """Let it write what waits and end; False when it did not within the time (it is left behind, a
+        daemon)."""
         self.outbox.close()
         if self._thread.ident is None:
             return True
@@ -117,5 +119,7 @@ class SinkThread:
             self.failed = error
             logger.warning("%s: given up: %s: %s", name, type(error).__name__, error)
         elif not self._troubled:
-            logger.warning("%s: rows are lost until it works again: %s: %s", name, type(error).__name__, error)
+            logger.warning(
+                "%s: rows are lost until it works again: %s: %s", name, type(error).__name__, error
+            )
         self._troubled = True

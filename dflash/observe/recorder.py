@@ -1,4 +1,5 @@
-"""What a worker writes while it trains: spans of its stages and counters. One writer each, no lock, no host sync.
+"""What a worker writes while it trains: spans of its stages and counters. One writer each, no lock, no host
+sync.
 
 A worker times a stage with
 
@@ -8,8 +9,8 @@ A worker times a stage with
     if timer.on:
         timer.stop()
 
-so a collector that is off costs one attribute read. The switch may be thrown between the two: `stop` without a `start`
-is ignored, and a `start` whose `stop` never came is forgotten when the timer is switched on again.
+so a collector that is off costs one attribute read. The switch may be thrown between the two: `stop` without
+a `start` is ignored, and a `start` whose `stop` never came is forgotten when the timer is switched on again.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class StageTimer(SpanRing):
 
 
 class CudaStageTimer(StageTimer):
-    """Times a stage on the worker's stream with a pair of pooled CUDA events, read later by `EventPool.drain`.
+    """Times a stage on the worker's stream with a pair of pooled CUDA events, read later by
+    `EventPool.drain`.
 
     The time is the stream's: it includes waits inside the stream (`wait_event`, work queued before).
 
@@ -133,10 +135,12 @@ class Instrument:
 
 
 class EventPool(Instrument):
-    """The event pairs of one worker on one device: made once, lent to stages, read in the order they were recorded.
+    """The event pairs of one worker on one device: made once, lent to stages, read in the order they were
+    recorded.
 
-    A pair is in one of three places: `free`, held by an open stage, or pending. Only pending pairs are queried, and both
-    their events have been recorded, so that `query` means what it says (on an event never recorded it is true).
+    A pair is in one of three places: `free`, held by an open stage, or pending. Only pending pairs are
+    queried, and both their events have been recorded, so that `query` means what it says (on an event never
+    recorded it is true).
 
     Attributes:
         stages: the timers that take pairs from here.
@@ -203,7 +207,8 @@ class EventPool(Instrument):
         self._tail = self._head
 
     def drain(self) -> None:
-        """Read the pairs that the GPU has passed, oldest first, and stop at the first that it has not: never waits."""
+        """Read the pairs that the GPU has passed, oldest first, and stop at the first that it has not: never
+        waits."""
         size = len(self._pairs)
         while self._tail < self._head:
             at = self._tail % size
@@ -227,9 +232,11 @@ class WorkerRecorder:
         count: while it is on the worker keeps the counters below.
         batches, tokens, samples: finished, cumulative. tokens are real (non-padding) context tokens.
         step: index of the batch (target) or optimizer step (drafter) in hand.
-        busy_ns, wait_in_ns, wait_out_ns: cumulative host time at work, waiting for input, waiting to hand over.
-        wait_in_since_ns, wait_out_since_ns: `perf_counter_ns` at which the wait in progress began, 0 for none: a worker
-            that is stuck is seen while it is stuck. Set it before a wait; clear it before adding to the total.
+        busy_ns, wait_in_ns, wait_out_ns: cumulative host time at work, waiting for input, waiting to hand
+            over.
+        wait_in_since_ns, wait_out_since_ns: `perf_counter_ns` at which the wait in progress began, 0 for
+            none: a worker that is stuck is seen while it is stuck. Set it before a wait; clear it before
+            adding to the total.
         fault: (collector, error) of an instrument that failed, for the monitor, which takes it away.
     """
 
@@ -273,12 +280,14 @@ class WorkerRecorder:
             timer.switch(on)
 
     def gpu_busy_ns(self) -> int | None:
-        """Cumulative time of the stages on the GPU's stream, as far as it has been read; None without such a stage."""
+        """Cumulative time of the stages on the GPU's stream, as far as it has been read; None without such a
+        stage."""
         stages = [timer for timer in tuple(self.timers.values()) if isinstance(timer, CudaStageTimer)]
         return sum(timer.total_ns for timer in stages) if stages else None
 
     def warm(self) -> None:
-        """Create the CUDA events. Call in the worker's thread with its device active, before the first step."""
+        """Create the CUDA events. Call in the worker's thread with its device active, before the first
+        step."""
         if self.pool is not None:
             self.pool.warm()
 

@@ -33,11 +33,28 @@ COLLECTORS: Registry[type[Collector]] = Registry(
     CudaCollector,
 )
 
-_RING = "the drafters' stacked scalars, copied to a pinned ring and read when the event has fired; tagged with their step"
+_RING = (
+    "the drafters' stacked scalars, copied to a pinned ring and read when the event has fired; tagged with "
+    "their step"
+)
 TRAIN_METRICS = (
-    Metric("train/loss", "nats", "instant", "weighted cross-entropy over the supervised slots of the step", _RING),
-    Metric("train/accept_length", "tokens", "instant", "mean of the leading slots guessed right, plus one: a proxy of τ", _RING),
-    Metric("train/slot_{k}_accuracy", "1", "ratio", "share of slot k guessed right; absent where none was supervised", _RING),
+    Metric(
+        "train/loss", "nats", "instant", "weighted cross-entropy over the supervised slots of the step", _RING
+    ),
+    Metric(
+        "train/accept_length",
+        "tokens",
+        "instant",
+        "mean of the leading slots guessed right, plus one: a proxy of τ",
+        _RING,
+    ),
+    Metric(
+        "train/slot_{k}_accuracy",
+        "1",
+        "ratio",
+        "share of slot k guessed right; absent where none was supervised",
+        _RING,
+    ),
     Metric("train/grad_norm", "1", "instant", "norm of the gradient before clipping", _RING),
     Metric("train/lr", "1", "instant", "learning rate of the step", "the schedule, on the host"),
 )

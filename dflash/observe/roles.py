@@ -15,8 +15,8 @@ class RoleMap:
     """Devices of the workers, one entry for each worker: `cpu`, `cpu:1`, `cuda:0`, ...
 
     Attributes:
-        gpu_uuids: UUID by CUDA index (`GPU-...` or `MIG-...`), read once by the trainer, which uses CUDA anyway; empty
-            without CUDA. The monitor finds the GPUs by them and never calls CUDA itself.
+        gpu_uuids: UUID by CUDA index (`GPU-...` or `MIG-...`), read once by the trainer, which uses CUDA
+            anyway; empty without CUDA. The monitor finds the GPUs by them and never calls CUDA itself.
         total_steps: optimizer steps of the run, for the time left; None when it has no end.
     """
 
@@ -35,7 +35,9 @@ class RoleMap:
 
     def cuda_indexes(self, role: Role | None = None) -> tuple[int, ...]:
         """CUDA indexes in use, ascending, by one role or by any."""
-        names = {"target": self.targets, "drafter": self.drafters}.get(role or "", (*self.targets, *self.drafters))
+        names = {"target": self.targets, "drafter": self.drafters}.get(
+            role or "", (*self.targets, *self.drafters)
+        )
         return tuple(sorted({int(name.partition(":")[2] or 0) for name in names if name.startswith("cuda")}))
 
 

@@ -32,7 +32,8 @@ class Screen:
     _first: tuple[int, float] | None = None
 
     def update(self, row: Row) -> None:
-        """Take in a `live`, `metrics` or `train` row; a `summary` turns the picture into that of the whole run."""
+        """Take in a `live`, `metrics` or `train` row; a `summary` turns the picture into that of the whole
+        run."""
         self.elapsed_s = max(self.elapsed_s, row.elapsed_s)
         self.step = max(self.step, row.step)
         if row.kind == "train":
@@ -57,11 +58,13 @@ class Screen:
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens that drafters trained on, per second, summed over drafters."""
-        rates = [self.values.get(f"drafter/{index}/tokens_per_second") for index in range(len(self.roles.drafters))]
+        rates = [
+            self.values.get(f"drafter/{index}/tokens_per_second") for index in range(len(self.roles.drafters))
+        ]
         known = [rate for rate in rates if rate is not None]
         return sum(known) if known else None
 
-    # -- one line -------------------------------------------------------------------------------------------------------
+    # -- one line --------------------------------------------------------------------------------------------
 
     def line(self) -> str:
         """The run in one line, for a file or a pipe."""
@@ -82,13 +85,18 @@ class Screen:
         return "" if rate is None else f"{rate:,.0f} tok/s"
 
     def _scalars(self) -> list[str]:
-        shown = (("loss", "train/loss", ".4f"), ("accept", "train/accept_length", ".2f"), ("norm", "train/grad_norm", ".2f"))
+        shown = (
+            ("loss", "train/loss", ".4f"),
+            ("accept", "train/accept_length", ".2f"),
+            ("norm", "train/grad_norm", ".2f"),
+        )
         return [f"{name} {self.train[key]:{form}}" for name, key, form in shown if key in self.train]
 
-    # -- the live screen ------------------------------------------------------------------------------------------------
+    # -- the live screen -------------------------------------------------------------------------------------
 
     def render(self) -> Text:
-        """The whole picture; fits 80 columns. One text: a table would lay itself out anew at each tick, at ten times the cost."""
+        """The whole picture; fits 80 columns. One text: a table would lay itself out anew at each tick, at
+        ten times the cost."""
         lines = [*self._head(), self._verdict(), *self._bars(), *self._gpus()]
         picture = Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
         picture.no_wrap, picture.overflow = True, "ellipsis"
@@ -132,7 +140,9 @@ class Screen:
 
     def _shares(self, label: str) -> list[tuple[float, Stroke]]:
         keys = (("busy_s", _BUSY), ("wait_in_s", _IN), ("wait_out_s", _OUT))
-        return [(self.values.get(f"{label}/{key}", 0.0) / max(self.seconds, 1e-9), style) for key, style in keys]
+        return [
+            (self.values.get(f"{label}/{key}", 0.0) / max(self.seconds, 1e-9), style) for key, style in keys
+        ]
 
     def _rates(self, label: str) -> str:
         values = self.values
@@ -149,8 +159,17 @@ class Screen:
         return [Text("  ".join(f"{cell:<{GPU_CELL}}" for cell in pair).rstrip()) for pair in pairs]
 
     def _gpu(self, index: int) -> str:
-        shown = (("util_pct", "{:3.0f}%"), ("mem_used_gb", "{:.1f}GB"), ("power_w", "{:.0f}W"), ("temp_c", "{:.0f}°C"))
-        parts = [form.format(self.values[key]) for name, form in shown if (key := f"gpu/{index}/{name}") in self.values]
+        shown = (
+            ("util_pct", "{:3.0f}%"),
+            ("mem_used_gb", "{:.1f}GB"),
+            ("power_w", "{:.0f}W"),
+            ("temp_c", "{:.0f}°C"),
+        )
+        parts = [
+            form.format(self.values[key])
+            for name, form in shown
+            if (key := f"gpu/{index}/{name}") in self.values
+        ]
         caps = (("power", "power cap"), ("thermal_sw", "heat cap"), ("thermal_hw", "heat cap"))
         parts += [word for name, word in caps if self.values.get(f"gpu/{index}/throttle_{name}")][:1]
         return f"gpu {index} {' '.join(parts)}" if parts else ""
@@ -168,7 +187,8 @@ def _legend() -> Text:
 
 
 def bar(shares: list[tuple[float, Stroke]], width: int = BAR) -> Text:
-    """Shares of a whole side by side, each with its mark and colour; what is left is dots. Never wider than `width`."""
+    """Shares of a whole side by side, each with its mark and colour; what is left is dots. Never wider than
+    `width`."""
     text = Text()
     edge, drawn = 0.0, 0
     for share, (mark, style) in shares:

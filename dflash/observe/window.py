@@ -8,7 +8,8 @@ from dflash.observe.metric import Metric, Reduce
 
 
 class FlushWindow:
-    """Reduces each key by its metric's rule; a key that some ticks lack is reduced over the ticks that have it.
+    """Reduces each key by its metric's rule; a key that some ticks lack is reduced over the ticks that have
+    it.
 
     Args:
         find: the metric of a key; asked once for each key. A key without one is averaged over time.

@@ -54,7 +54,8 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
     tokenizer = None if brings_token_ids(config) else load_tokenizer(config)
     if tokenizer is not None and len(tokenizer) > info.vocab_size:
         raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens, the target's vocabulary {info.vocab_size}: they do not belong together"
+            f"the tokenizer has {len(tokenizer)} tokens, the target's vocabulary {info.vocab_size}: they do "
+            "not belong together"
         )
     shape = DrafterShape.resolve(config.drafter, info, resolve_mask_token(config.drafter, info, tokenizer))
     if config.drafter.init:
@@ -76,7 +77,8 @@ def check_names(config: Config) -> None:
 
 
 def brings_token_ids(config: Config) -> bool:
-    """Whether the data is pre-tokenised and no tokenizer was named, so that none is needed. Looks at the first row only.
+    """Whether the data is pre-tokenised and no tokenizer was named, so that none is needed. Looks at the
+    first row only.
 
     Raises:
         UserError: there is no such file, nothing in it, or nothing of a known format.
@@ -121,7 +123,9 @@ def build_replica(config: Config, shape: DrafterShape, target: Target, index: in
     drafter.stack = Stack(drafter, flat)
     if settings.init:
         warm_start(flat, settings.init, shape)
-    optimizer = FlatAdamW(flat, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, clip=train.clip)
+    optimizer = FlatAdamW(
+        flat, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, clip=train.clip
+    )
     geometry = geometry_of(config)
     return Replica(
         index=index,

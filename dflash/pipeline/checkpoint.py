@@ -1,9 +1,8 @@
 """Checkpoints: written whole or not at all, resumed exactly.
 
-A checkpoint is a folder `step-00001234` with `state.safetensors` (the drafter's float32 masters and the optimizer's
-moments) and `state.json` (step, place in the plan, what the run was). It appears under its name by a rename, after its
-files are on disk: what can be read was finished.
-"""
+A checkpoint is a folder `step-00001234` with `state.safetensors` (the drafter's float32 masters and the
+optimizer's moments) and `state.json` (step, place in the plan, what the run was). It appears under its name
+by a rename, after its files are on disk: what can be read was finished."""
 
 from __future__ import annotations
 
@@ -63,7 +62,8 @@ def progress_after(step: int, base: Progress, consumed: set[int]) -> Progress:
 
 
 class RemainingPlan:
-    """A plan without the batches that were trained on: `spec(i)` is the i-th one left, under its own index."""
+    """A plan without the batches that were trained on: `spec(i)` is the i-th one left, under its own
+    index."""
 
     def __init__(self, inner: Plan, progress: Progress) -> None:
         self._inner, self._floor, self._ahead = inner, progress.floor, progress.ahead

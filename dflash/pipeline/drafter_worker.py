@@ -1,4 +1,5 @@
-"""One thread, one drafter replica: hidden states in, gradients averaged, weights moved. Reads no device value on the host."""
+"""One thread, one drafter replica: hidden states in, gradients averaged, weights moved. Reads no device value
+on the host."""
 
 from __future__ import annotations
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 
 
 class StepHooks(Protocol):
-    """What the harness may hang into the drafters' steps, drafter 0's for the most part; the trainer's default is none."""
+    """What the harness may hang into the drafters' steps, drafter 0's for the most part; the trainer's
+    default is none."""
 
     def after_backward(self, loss: torch.Tensor, step: int) -> None: ...
 
     def after_step(self, step: int, tokens: int) -> bool:
-        """At the step boundary: the optimizer's work is enqueued, nothing drawn yet. False: stop after the next step.
+        """At the step boundary: the optimizer's work is enqueued, nothing drawn yet. False: stop after the
+        next step.
 
         Args:
             tokens: context tokens that all drafters together trained on in this step.
@@ -50,8 +53,9 @@ class Replica:
 
     Attributes:
         embedding, head: `[vocab, hidden]` of the target, frozen, on this device.
-        nominal_weight: the weight sum of a batch with every slot supervised. Gradients are of loss_sum / nominal, so
-            that bfloat16 gradients stay near one; the exact denominator comes in with the clip's factor.
+        nominal_weight: the weight sum of a batch with every slot supervised. Gradients are of loss_sum /
+            nominal, so that bfloat16 gradients stay near one; the exact denominator comes in with the clip's
+            factor.
     """
 
     index: int
@@ -87,7 +91,8 @@ class Replica:
 
 
 class DrafterWorker:
-    """Draws, runs the drafter forward and backward, sums gradients with the other drafters, steps the optimizer.
+    """Draws, runs the drafter forward and backward, sums gradients with the other drafters, steps the
+    optimizer.
 
     Args:
         late: ring through which the step's scalars reach the host, steps later.
@@ -95,7 +100,8 @@ class DrafterWorker:
         hooks: the harness's; drafter 0 calls all of them but `after_step_of_others`.
         stop: when set, the step under way is the last one, for all drafters alike.
         checkpoint: called by drafter 0 with the number of steps done, at every boundary.
-        keep_consumed: remember the plan indices drawn (mixed order; in plan order the place is plain arithmetic).
+        keep_consumed: remember the plan indices drawn (mixed order; in plan order the place is plain
+            arithmetic).
     """
 
     def __init__(
@@ -231,11 +237,11 @@ class DrafterWorker:
         if self._hooks is not None and self.index == 0:
             self._hooks.after_backward(loss, self.step_index)
         if not copied:
-            # Backward reads the features (gradient of fc), so the slot is free only behind it.
+            # Backward reads the features (gradient of fc), so the buffer is free only behind it.
             self._release(item)
         return stats
 
     @staticmethod
     def _release(item: HiddenBatch) -> None:
-        item.slot.free.record()
-        item.slot.release()
+        item.buffer.free.record()
+        item.buffer.release()

@@ -1,4 +1,5 @@
-"""`dflash train --dry-run`: what a run would do and need, computed from sizes alone. Nothing is loaded, no GPU is used."""
+"""`dflash train --dry-run`: what a run would do and need, computed from sizes alone. Nothing is loaded, no
+GPU is used."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def make_plan(config: Config) -> RunPlan:
             raise
         known = KNOWN_TARGETS[config.target.model]
         info, target_parameters = known.info(config.target), known.parameters
-        notes.append(f"{config.target.model} is not on this machine: sizes from the built-in table of published models")
+        notes.append(
+            f"{config.target.model} is not on this machine: sizes from the built-in table of published models"
+        )
     if config.target.model == TINY or Path(config.data.path).exists():
         inputs = prepare_inputs(config, skip_devices=True)
         shape, samples = inputs.shape, len(inputs.dataset.samples)
@@ -78,7 +81,9 @@ def make_plan(config: Config) -> RunPlan:
             tokenizer = None
         if not Path(config.data.path).exists():
             notes.append(f"{config.data.path} is not there yet: tokens are the most that a step can hold")
-        shape = DrafterShape.resolve(config.drafter, info, resolve_mask_token(config.drafter, info, tokenizer))
+        shape = DrafterShape.resolve(
+            config.drafter, info, resolve_mask_token(config.drafter, info, tokenizer)
+        )
     with torch.device("meta"):
         drafter_parameters = sum(parameter.numel() for parameter in Drafter(shape).parameters())
     steps = len(config.drafter.devices) * config.train.accumulation
@@ -89,18 +94,23 @@ def make_plan(config: Config) -> RunPlan:
         mask_token_id=shape.mask_token_id,
         devices=tuple(_devices(config, info, target_parameters, drafter_parameters)),
         tokens_per_step=steps * config.data.batch_size * config.data.max_length,
-        slots_per_step=steps * config.data.batch_size * config.drafter.anchors * (config.drafter.block_size - 1),
+        slots_per_step=steps
+        * config.data.batch_size
+        * config.drafter.anchors
+        * (config.drafter.block_size - 1),
         samples=samples,
         notes=tuple(notes),
     )
 
 
-def _devices(config: Config, info: TargetInfo, target_parameters: int, drafter_parameters: int) -> list[DevicePlan]:
+def _devices(
+    config: Config, info: TargetInfo, target_parameters: int, drafter_parameters: int
+) -> list[DevicePlan]:
     target_bytes, drafter_bytes = _BYTES[config.target.dtype], _BYTES[config.drafter.dtype]
     drafters = len(config.drafter.devices)
     rows = config.data.batch_size * config.data.max_length
     features = rows * len(info.layer_ids) * info.hidden_size * drafter_bytes
-    slots = -(-config.queue.capacity // len(config.target.devices)) + 1 + drafters
+    buffers = -(-config.queue.capacity // len(config.target.devices)) + 1 + drafters
     # One layer's activations of the target, generously: residual, attention inputs, two MLP halves.
     activations = rows * (4 * info.hidden_size + 3 * info.intermediate_size) * target_bytes
     plans = [
@@ -109,7 +119,7 @@ def _devices(config: Config, info: TargetInfo, target_parameters: int, drafter_p
             name,
             (
                 ("weights", target_parameters * target_bytes),
-                (f"{slots} hidden-state buffers", slots * features),
+                (f"{buffers} hidden-state buffers", buffers * features),
                 ("activations", activations),
             ),
         )
@@ -119,7 +129,10 @@ def _devices(config: Config, info: TargetInfo, target_parameters: int, drafter_p
     blocks = config.data.batch_size * settings.anchors * settings.block_size
     width = settings.intermediate_size or info.intermediate_size
     heads = settings.heads * settings.head_dim
-    per_layer = blocks * (6 * info.hidden_size + 3 * width + 4 * heads) + 2 * rows * settings.kv_heads * settings.head_dim
+    per_layer = (
+        blocks * (6 * info.hidden_size + 3 * width + 4 * heads)
+        + 2 * rows * settings.kv_heads * settings.head_dim
+    )
     masters = 0 if settings.dtype == "float32" else 4
     plans += [
         DevicePlan(
@@ -146,17 +159,25 @@ def print_plan(config: Config) -> None:
         f"{config.name}  (settings {config.digest()})",
         "",
         f"  target    {info.model}: {plan.target_parameters / 1e6:,.1f} M parameters,",
-        f"            {info.layers} layers, hidden {info.hidden_size}, vocabulary {info.vocab_size:,}, {config.target.dtype}",
+        f"            {info.layers} layers, hidden {info.hidden_size}, vocabulary {info.vocab_size:,}, "
+        f"{config.target.dtype}",
         f"            tapped layers {', '.join(map(str, info.layer_ids))}",
-        f"  drafter   {plan.drafter_parameters / 1e6:,.1f} M parameters, {config.drafter.layers} layers, {config.drafter.dtype}",
-        f"            blocks of {config.drafter.block_size}, {config.drafter.anchors} anchors, mask token {plan.mask_token_id}",
-        f"  data      {config.data.path}" + (f": {plan.samples:,} samples" if plan.samples is not None else ""),
-        f"  a step    at most {plan.tokens_per_step:,} context tokens, {plan.slots_per_step:,} supervised slots",
-        f"  the run   {train.steps:,} steps, at most {train.steps * plan.tokens_per_step / 1e6:,.1f} M context tokens",
+        f"  drafter   {plan.drafter_parameters / 1e6:,.1f} M parameters, {config.drafter.layers} layers, "
+        f"{config.drafter.dtype}",
+        f"            blocks of {config.drafter.block_size}, {config.drafter.anchors} anchors, mask token "
+        f"{plan.mask_token_id}",
+        f"  data      {config.data.path}"
+        + (f": {plan.samples:,} samples" if plan.samples is not None else ""),
+        f"  a step    at most {plan.tokens_per_step:,} context tokens, {plan.slots_per_step:,} supervised "
+        "slots",
+        f"  the run   {train.steps:,} steps, at most {train.steps * plan.tokens_per_step / 1e6:,.1f} M "
+        "context tokens",
         "",
         "  worker       device    memory (GB)",
     ]
-    for memory, group in groupby(plan.devices, key=lambda device: (device.role.partition("/")[0], device.memory_bytes)):
+    for memory, group in groupby(
+        plan.devices, key=lambda device: (device.role.partition("/")[0], device.memory_bytes)
+    ):
         lines += _device_lines(list(group), memory[1])
     estimate = "memory is estimated from shapes; the allocator's overhead and kernels' workspaces come on top"
     lines.append("")
@@ -172,5 +193,7 @@ def _device_lines(group: list[DevicePlan], memory: tuple[tuple[str, int], ...]) 
     if len(group) > 1:
         role += f"-{last.role.partition('/')[2]}"
         device += f"-{last.device.partition(':')[2]}"
-    lines = [f"  {role:<12} {device:<9} {first.total_bytes / _GB:8.2f}" + ("  each" if len(group) > 1 else "")]
+    lines = [
+        f"  {role:<12} {device:<9} {first.total_bytes / _GB:8.2f}" + ("  each" if len(group) > 1 else "")
+    ]
     return lines + [f"  {'':<22} {size / _GB:8.2f}  {what}" for what, size in memory]

@@ -1,10 +1,10 @@
 """Gradients of several drafters in one process, summed every step without a host wait on a device.
 
-Each drafter owns one flat gradient buffer. A step is a reduce-scatter and an all-gather by hand: drafter r sums shard r
-of everybody's buffer in the order of the drafters (so the sum does not depend on who comes first), then everybody copies
-the summed shards. CUDA events order the streams; the threads meet on a host barrier, which waits for *threads* to have
-enqueued their work, never for a device. Traffic per drafter is 2 (D-1)/D of the buffer, as in a ring.
-"""
+Each drafter owns one flat gradient buffer. A step is a reduce-scatter and an all-gather by hand: drafter r
+sums shard r of everybody's buffer in the order of the drafters (so the sum does not depend on who comes
+first), then everybody copies the summed shards. CUDA events order the streams; the threads meet on a host
+barrier, which waits for *threads* to have enqueued their work, never for a device. Traffic per drafter is 2
+(D-1)/D of the buffer, as in a ring."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ class Share:
 class GradientExchange:
     """Meeting point of `drafters` worker threads; one object for the run.
 
-    Three host values travel along, since everybody must agree on them: the weight (the loss is normalised over all
-    drafters, so each gradient is that of a weighted *sum* and the denominators are added here), the tokens, and the
-    wish to stop after this step.
-    """
+    Three host values travel along, since everybody must agree on them: the weight (the loss is normalised
+    over all drafters, so each gradient is that of a weighted *sum* and the denominators are added here), the
+    tokens, and the wish to stop after this step."""
 
     def __init__(self, drafters: int) -> None:
         self.drafters = drafters
@@ -80,7 +79,9 @@ class GradientExchange:
         self._backward_done[drafter].record()
         self._meet()
         shares = self._shares
-        total = Share(sum(s.weight for s in shares), sum(s.tokens for s in shares), any(s.stop for s in shares))
+        total = Share(
+            sum(s.weight for s in shares), sum(s.tokens for s in shares), any(s.stop for s in shares)
+        )
         low, high = self._shard(drafter, own.numel())
         for other in range(self.drafters):
             shard = self._flat[other]
@@ -100,7 +101,8 @@ class GradientExchange:
             own[low:high].copy_(part, non_blocking=True)
         self._gathered[drafter].record()
         self._meet()
-        # Nobody may overwrite its scratch before all have copied it; the next step's reduce comes after this wait.
+        # Nobody may overwrite its scratch before all have copied it; the next step's reduce comes after this
+        # wait.
         for other in range(self.drafters):
             self._gathered[other].wait()
         return total

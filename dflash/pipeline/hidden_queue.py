@@ -19,9 +19,10 @@ class HiddenBatch:
     """A batch with its target's hidden states.
 
     Attributes:
-        features: `[batch, length, taps*hidden]` on the target's device (or pinned host memory), a slot of a pool.
+        features: `[batch, length, taps*hidden]` on the target's device (or pinned host memory), a buffer of a
+            pool.
         ready: event after which `features` may be read.
-        slot: the pool slot to give back when the drafter is done reading.
+        buffer: the one of the pool to give back when the drafter is done reading.
         last_hidden: `[batch, length, hidden]` output of the target's last norm, for distillation only.
         put_ns: host clock when it entered the queue, which writes it.
     """
@@ -29,49 +30,50 @@ class HiddenBatch:
     batch: Batch
     features: torch.Tensor
     ready: Any
-    slot: Slot
+    buffer: Buffer
     last_hidden: torch.Tensor | None = None
     put_ns: int = field(default=0, init=False)
 
 
-class Slot:
-    """One preallocated buffer. The drafter records `free` when its last read is enqueued; the target waits for it."""
+class Buffer:
+    """One preallocated buffer. The drafter records `free` when its last read is enqueued; the target waits
+    for it."""
 
-    __slots__ = ("buffer", "free", "last", "pool")
+    __slots__ = ("free", "last", "memory", "pool")
 
-    def __init__(self, pool: SlotPool, buffer: torch.Tensor, last: torch.Tensor | None, free: Any) -> None:
-        self.pool, self.buffer, self.last, self.free = pool, buffer, last, free
+    def __init__(self, pool: BufferPool, memory: torch.Tensor, last: torch.Tensor | None, free: Any) -> None:
+        self.pool, self.memory, self.last, self.free = pool, memory, last, free
 
     def release(self) -> None:
         """Give the buffer back; `free` must have been recorded on the reading stream."""
         self.pool.put(self)
 
 
-class SlotPool:
+class BufferPool:
     """A target worker's buffers. Taking waits on the host until a drafter gives one back."""
 
     def __init__(self) -> None:
-        self._slots: list[Slot] = []
+        self._buffers: list[Buffer] = []
         self._condition = threading.Condition()
         self._closed = self._waiting = False
 
-    def put(self, slot: Slot) -> None:
+    def put(self, buffer: Buffer) -> None:
         with self._condition:
-            self._slots.append(slot)
+            self._buffers.append(buffer)
             self._condition.notify()
 
-    def take(self) -> Slot | None:
-        """A free slot; None once closed."""
+    def take(self) -> Buffer | None:
+        """A free buffer; None once closed."""
         with self._condition:
-            while not self._slots and not self._closed:
+            while not self._buffers and not self._closed:
                 self._waiting = True
                 self._condition.wait()
             self._waiting = False
-            return None if self._closed else self._slots.pop()
+            return None if self._closed else self._buffers.pop()
 
     def starved(self) -> bool:
-        """The worker waits for a slot, until a drafter gives one back."""
-        return self._waiting and not self._slots
+        """The worker waits for a buffer, until a drafter gives one back."""
+        return self._waiting and not self._buffers
 
     def close(self) -> None:
         with self._condition:
@@ -105,8 +107,8 @@ class SharedHiddenStateQueue:
     * ordered: drafter d of D gets batches d, d+D, d+2D... of the plan, whatever the threads do.
 
     Args:
-        capacity: batches that may wait. In ordered mode those are the next so many of the plan, so there is always room
-            for the batch that a drafter needs next, though it come last from a slow target.
+        capacity: batches that may wait. In ordered mode those are the next so many of the plan, so there is
+            always room for the batch that a drafter needs next, though it come last from a slow target.
         drafters, targets: number of workers on each side.
         first_index: plan index of the first batch (ordered mode).
 
@@ -138,7 +140,7 @@ class SharedHiddenStateQueue:
         self._changed_for_consumers = threading.Condition(lock)
         self._changed_for_producers = threading.Condition(lock)
 
-    # -- the producers' side ------------------------------------------------------------------------------------
+    # -- the producers' side ---------------------------------------------------------------------------------
 
     def put(self, item: HiddenBatch, target: int = 0) -> bool:
         """Hand over a batch; waits while the queue is full. False once closed."""
@@ -171,14 +173,16 @@ class SharedHiddenStateQueue:
     def _admits(self, item: HiddenBatch) -> bool:
         if not self.ordered:
             return len(self._items) < self.capacity
-        # Batches of the plan before this one that nobody has drawn yet: drafter d draws every D-th from its next one on.
+        # Batches of the plan before this one that nobody has drawn yet: drafter d draws every D-th from its
+        # next one on.
         index, drafters = item.batch.spec.index, self._drafters
         return sum(max(0, -(-(index - first) // drafters)) for first in self._next.values()) < self.capacity
 
-    # -- the consumers' side ------------------------------------------------------------------------------------
+    # -- the consumers' side ---------------------------------------------------------------------------------
 
     def get(self, drafter: int) -> HiddenBatch | None:
-        """The next batch for this drafter; None once closed, or when the producers are done and nothing is left."""
+        """The next batch for this drafter; None once closed, or when the producers are done and nothing is
+        left."""
         with self._changed_for_consumers:
             if not self._may_draw(drafter):
                 since = time.perf_counter_ns()
@@ -197,7 +201,8 @@ class SharedHiddenStateQueue:
             self._next[drafter] += self._drafters
             item = self._items.pop(index)
             self.counters.get_count += 1
-            # Every producer looks again: in ordered mode only one of them may hold the batch that is wanted next.
+            # Every producer looks again: in ordered mode only one of them may hold the batch that is wanted
+            # next.
             self._changed_for_producers.notify_all()
             return item
 
@@ -209,7 +214,7 @@ class SharedHiddenStateQueue:
     def _left(self, drafter: int) -> bool:
         return self._next[drafter] in self._items if self.ordered else bool(self._items)
 
-    # -- both -----------------------------------------------------------------------------------------------------
+    # -- both ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End every wait."""
@@ -218,7 +223,7 @@ class SharedHiddenStateQueue:
             self._changed_for_consumers.notify_all()
             self._changed_for_producers.notify_all()
 
-    # -- what the monitor reads, without the lock -------------------------------------------------------------------
+    # -- what the monitor reads, without the lock ------------------------------------------------------------
 
     def depth(self) -> int:
         """Batches waiting."""
@@ -251,6 +256,8 @@ class SharedHiddenStateQueue:
         for _ in range(8):
             try:
                 return list(self._items.values())
-            except RuntimeError:  # a worker changed it while we looked; the monitor may look again, a worker must not wait
+            except (
+                RuntimeError
+            ):  # a worker changed it while we looked; the monitor may look again, a worker must not wait
                 continue
         return []

@@ -41,7 +41,9 @@ class KnownTarget:
 KNOWN_TARGETS = {
     target.model: target
     for target in (
-        KnownTarget("Qwen/Qwen3.6-27B", "qwen3_5", 5120, 17408, 248320, 64, 26_895_998_464, (248044, 248046), 262144),
+        KnownTarget(
+            "Qwen/Qwen3.6-27B", "qwen3_5", 5120, 17408, 248320, 64, 26_895_998_464, (248044, 248046), 262144
+        ),
         KnownTarget("Qwen/Qwen3-8B", "qwen3", 4096, 12288, 151936, 36, 8_190_735_360, (151645,), 40960),
         KnownTarget("Qwen/Qwen3-4B", "qwen3", 2560, 9728, 151936, 36, 4_022_468_096, (151645,), 40960),
     )

@@ -1,4 +1,5 @@
-"""Training scalars without a host sync: copied into a pinned ring, read steps later when their event has fired."""
+"""Training scalars without a host sync: copied into a pinned ring, read steps later when their event has
+fired."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ class LateRow(NamedTuple):
     """Scalars of one step, arrived late.
 
     Attributes:
-        values: float32 `[width]`, a copy of the ring's slot.
+        values: float32 `[width]`, a copy of the ring's entry.
         tag: what the worker pushed with them, e.g. the plan indices of the step's batches.
     """
 
@@ -26,9 +27,8 @@ class LateRow(NamedTuple):
 class LateScalars:
     """A ring of pinned rows. Owned by one worker thread, which pushes and polls.
 
-    A slot is reused only after it has been read, so a row never tears; when the GPU is more than `depth` steps behind, the
-    row is dropped and counted instead of waited for.
-    """
+    An entry is reused only after it has been read, so a row never tears; when the GPU is more than `depth`
+    steps behind, the row is dropped and counted instead of waited for."""
 
     def __init__(self, device: Device, width: int, depth: int) -> None:
         self._device = device

@@ -18,7 +18,8 @@ class StepScalars:
         step: optimizer step, from 0.
         loss: sum(w * CE) / sum(w) over all drafters.
         accept_length: mean over blocks of the leading slots guessed right, plus 1 (the bonus token).
-        slot_accuracy: share guessed right of the supervised slots k = 1..block-1; NaN where none was supervised.
+        slot_accuracy: share guessed right of the supervised slots k = 1..block-1; NaN where none was
+            supervised.
         grad_norm: of the normalised gradient, before clipping.
         plan_indices: batches of the step, in the plan's numbers.
     """
@@ -40,7 +41,11 @@ class StepScalars:
             "train/lr": lr,
         }
         values |= {f"train/slot_{k}_accuracy": a for k, a in enumerate(self.slot_accuracy, start=1)}
-        return {key: value for key, value in values.items() if not (math.isnan(value) and key.startswith("train/slot_"))}
+        return {
+            key: value
+            for key, value in values.items()
+            if not (math.isnan(value) and key.startswith("train/slot_"))
+        }
 
 
 class ScalarsLog:
@@ -51,7 +56,9 @@ class ScalarsLog:
     """
 
     def __init__(self, drafters: int, block_size: int) -> None:
-        self._queues: list[deque[tuple[int, np.ndarray, tuple[int, ...]]]] = [deque() for _ in range(drafters)]
+        self._queues: list[deque[tuple[int, np.ndarray, tuple[int, ...]]]] = [
+            deque() for _ in range(drafters)
+        ]
         self._slots = block_size - 1
         self.width = 4 + 2 * self._slots + 1
 
@@ -64,12 +71,20 @@ class ScalarsLog:
         rows = []
         while all(self._queues):
             parts = [queue.popleft() for queue in self._queues]
-            rows.append(join(parts[0][0], [part[1] for part in parts], sum((part[2] for part in parts), ()), self._slots))
+            rows.append(
+                join(
+                    parts[0][0],
+                    [part[1] for part in parts],
+                    sum((part[2] for part in parts), ()),
+                    self._slots,
+                )
+            )
         return rows
 
 
 def join(step: int, vectors: Sequence[np.ndarray], plan_indices: tuple[int, ...], slots: int) -> StepScalars:
-    """One step's scalars from each drafter's vector `[4 + 2 * slots + 1]` (objective's layout, then the norm)."""
+    """One step's scalars from each drafter's vector `[4 + 2 * slots + 1]` (objective's layout, then the
+    norm)."""
     total = np.sum([vector[:-1].astype(np.float64) for vector in vectors], axis=0)
     loss_sum, weight_sum, blocks, accepted = total[:4]
     correct, supervised = total[4 : 4 + slots], total[4 + slots : 4 + 2 * slots]
@@ -77,7 +92,9 @@ def join(step: int, vectors: Sequence[np.ndarray], plan_indices: tuple[int, ...]
         accuracy = np.where(supervised > 0, correct / supervised, np.nan)
     return StepScalars(
         step=step,
-        loss=float(loss_sum) / float(weight_sum) if weight_sum > 0 else (0.0 if loss_sum == 0 else float(loss_sum)),
+        loss=float(loss_sum) / float(weight_sum)
+        if weight_sum > 0
+        else (0.0 if loss_sum == 0 else float(loss_sum)),
         accept_length=float(accepted / blocks) if blocks > 0 else 1.0,
         slot_accuracy=tuple(float(value) for value in accuracy),
         grad_norm=float(vectors[0][-1]),

@@ -1,4 +1,5 @@
-"""The learning rate: linear warm-up, then a cosine to a share of the peak (DFlash paper, training details)."""
+"""The learning rate: linear warm-up, then a cosine to a share of the peak (DFlash paper, training
+details)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dflash.config import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Rate of optimizer step `step` (from 0); the first step already learns, the last ends at `min_lr_ratio`."""
+    """Rate of optimizer step `step` (from 0); the first step already learns, the last ends at
+    `min_lr_ratio`."""
     warmup = max(1, round(config.warmup * config.steps)) if config.warmup > 0 else 0
     if step < warmup:
         return config.lr * (step + 1) / warmup

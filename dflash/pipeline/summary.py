@@ -49,7 +49,9 @@ def as_dict(config: Config, result: TrainResult, bottleneck: str = "") -> dict[s
 
 def write(run_dir: Path, config: Config, result: TrainResult, bottleneck: str = "") -> None:
     """`summary.json`, and `curve.png` where matplotlib is installed."""
-    (run_dir / "summary.json").write_text(json.dumps(as_dict(config, result, bottleneck), indent=1), encoding="utf-8")
+    (run_dir / "summary.json").write_text(
+        json.dumps(as_dict(config, result, bottleneck), indent=1), encoding="utf-8"
+    )
     if len(result.scalars) > 1:
         _plot(run_dir / "curve.png", config, result.scalars)
 
@@ -65,8 +67,10 @@ def text(config: Config, result: TrainResult, run_dir: Path, bottleneck: str = "
         f"{config.name}: {state} after {len(rows)} steps, {result.seconds:.1f} s, "
         f"{result.tokens / max(result.seconds, 1e-9):,.0f} tok/s",
         f"  loss             {fmean(r.loss for r in first):8.3f} -> {fmean(r.loss for r in last):.3f}",
-        f"  slot-1 accuracy  {fmean(r.slot_accuracy[0] for r in first):8.3f} -> {fmean(r.slot_accuracy[0] for r in last):.3f}",
-        f"  accept length    {fmean(r.accept_length for r in first):8.3f} -> {fmean(r.accept_length for r in last):.3f}",
+        f"  slot-1 accuracy  {fmean(r.slot_accuracy[0] for r in first):8.3f} -> "
+        f"{fmean(r.slot_accuracy[0] for r in last):.3f}",
+        f"  accept length    {fmean(r.accept_length for r in first):8.3f} -> "
+        f"{fmean(r.accept_length for r in last):.3f}",
         *([f"  {bottleneck}"] if bottleneck else []),
         f"  means of the first {len(first)} and the last {span} steps; run folder {run_dir}",
     ]
@@ -89,7 +93,12 @@ def _plot(path: Path, config: Config, rows: list[StepScalars]) -> None:
     left.set(title="loss", xlabel="step")
     for slot, colour in zip((1, 2, 4, 8), ("#00441b", "#238b45", "#74c476", "#c7e9c0"), strict=True):
         if slot <= len(rows[0].slot_accuracy):
-            right.plot(steps, _smooth([row.slot_accuracy[slot - 1] for row in rows], span), color=colour, label=f"slot {slot}")
+            right.plot(
+                steps,
+                _smooth([row.slot_accuracy[slot - 1] for row in rows], span),
+                color=colour,
+                label=f"slot {slot}",
+            )
     right.set(title="share guessed right", xlabel="step")
     right.legend(frameon=False)
     for axis in (left, right):

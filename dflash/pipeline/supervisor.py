@@ -75,7 +75,8 @@ class Supervisor:
         return any(thread.name.startswith(prefix) and thread.is_alive() for thread in self._threads)
 
     def join(self, timeout_s: float) -> list[str]:
-        """Wait for every worker, `timeout_s` in all; the names of those still running, each with its stack on stderr."""
+        """Wait for every worker, `timeout_s` in all; the names of those still running, each with its stack on
+        stderr."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -10,7 +10,7 @@ import torch
 from dflash.data.batch import Batch
 from dflash.device import Device
 from dflash.observe.syncs import mark_step
-from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
+from dflash.pipeline.hidden_queue import Buffer, BufferPool, HiddenBatch, SharedHiddenStateQueue
 
 if TYPE_CHECKING:
     from dflash.data.prefetch import BatchPrefetcher
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class TargetWorker:
     """Runs the frozen target on its device and packs the tapped states into preallocated buffers.
 
-    One stream runs the target and packs; the drafter waits for the event recorded behind the packing. (Packing on a
-    second stream without the right waits is what gave NaN in the past.)
+    One stream runs the target and packs; the drafter waits for the event recorded behind the packing.
+    (Packing on a second stream without the right waits is what gave NaN in the past.)
 
     Args:
-        slots: number of buffers; each holds the largest batch, `[batch, max_length, taps*hidden]`.
+        buffers: number of buffers; each holds the largest batch, `[batch, max_length, taps*hidden]`.
         keep_last: also hand over the target's last hidden states (distillation).
     """
 
@@ -38,7 +38,7 @@ class TargetWorker:
         prefetcher: BatchPrefetcher,
         queue: SharedHiddenStateQueue,
         *,
-        slots: int,
+        buffers: int,
         batch_size: int,
         max_length: int,
         dtype: torch.dtype,
@@ -47,16 +47,16 @@ class TargetWorker:
         self.index, self.device = index, device
         self._target, self._prefetcher, self._queue, self._recorder = target, prefetcher, queue, recorder
         self._keep_last = keep_last
-        self.pool = SlotPool()
+        self.pool = BufferPool()
         positions = batch_size * max_length
         hidden = target.embedding.shape[1]
         self._width = hidden * len(target.layer_ids)
-        for _ in range(slots):
+        for _ in range(buffers):
             buffer = torch.empty(positions * self._width, dtype=dtype, device=device.torch)
             last = torch.empty(positions * hidden, dtype=dtype, device=device.torch) if keep_last else None
-            self.pool.put(Slot(self.pool, buffer, last, device.event()))
-        # Each slot's hand-over has its own event, re-recorded at every use.
-        self._ready: dict[Slot, Any] = {slot: device.event() for slot in self.pool._slots}
+            self.pool.put(Buffer(self.pool, buffer, last, device.event()))
+        # Each buffer's hand-over has its own event, re-recorded at every use.
+        self._ready: dict[Buffer, Any] = {buffer: device.event() for buffer in self.pool._buffers}
         self._forward = recorder.timer("target.model_forward", gpu=True)
         self._pack = recorder.timer("target.pack_hidden", gpu=True)
         self._hand_over = recorder.timer("target.cpu_copy_enqueue")
@@ -73,7 +73,8 @@ class TargetWorker:
         """One batch. False when there is none left."""
         recorder = self._recorder
         wanted_ns = time.perf_counter_ns() if recorder.count else 0
-        # A wait in progress shows on the dashboard; it is added up before anything else, so that none shows twice.
+        # A wait in progress shows on the dashboard; it is added up before anything else, so that none shows
+        # twice.
         recorder.wait_in_since_ns = wanted_ns
         batch = self._prefetcher.get()
         started_ns = time.perf_counter_ns() if wanted_ns else 0
@@ -84,13 +85,13 @@ class TargetWorker:
         recorder.step = batch.spec.index
         mark_step(batch.spec.index)
         recorder.wait_out_since_ns = started_ns
-        slot = self.pool.take()
+        buffer = self.pool.take()
         pooled_ns = time.perf_counter_ns() if wanted_ns else 0
         recorder.wait_out_since_ns = 0
         recorder.wait_out_ns += pooled_ns - started_ns
-        if slot is None:
+        if buffer is None:
             return False
-        item = self._run_target(batch, slot)
+        item = self._run_target(batch, buffer)
         packed_ns = time.perf_counter_ns() if wanted_ns else 0
         recorder.busy_ns += packed_ns - pooled_ns
         recorder.wait_out_since_ns = packed_ns
@@ -108,11 +109,11 @@ class TargetWorker:
 
     def hidden_states(self, batch: Batch) -> HiddenBatch:
         """A batch's item without the queue, for the warm-up."""
-        slot = self.pool.take()
-        assert slot is not None
-        return self._run_target(batch, slot)
+        buffer = self.pool.take()
+        assert buffer is not None
+        return self._run_target(batch, buffer)
 
-    def _run_target(self, batch: Batch, slot: Slot) -> HiddenBatch:
+    def _run_target(self, batch: Batch, buffer: Buffer) -> HiddenBatch:
         forward, pack, hand_over = self._forward, self._pack, self._hand_over
         ids = batch.input_ids.to(self.device.torch, non_blocking=True)
         documents = None if batch.documents is None else batch.documents.to(self.device.torch)
@@ -124,23 +125,23 @@ class TargetWorker:
             taps, last = self._target.taps(ids, documents), None
         if forward.on:
             forward.stop()
-        slot.free.wait()
+        buffer.free.wait()
         if pack.on:
             pack.start()
         rows, length = batch.input_ids.shape
-        features = slot.buffer[: rows * length * self._width].view(rows, length, self._width)
+        features = buffer.memory[: rows * length * self._width].view(rows, length, self._width)
         torch.cat(taps, dim=-1, out=features)
         last_hidden = None
-        if last is not None and slot.last is not None:
-            last_hidden = slot.last[: last.numel()].view(last.shape)
+        if last is not None and buffer.last is not None:
+            last_hidden = buffer.last[: last.numel()].view(last.shape)
             last_hidden.copy_(last, non_blocking=True)
         if pack.on:
             pack.stop()
         if hand_over.on:
             hand_over.start()
-        ready = self._ready[slot]
+        ready = self._ready[buffer]
         ready.record()
-        item = HiddenBatch(batch, features, ready, slot, last_hidden)
+        item = HiddenBatch(batch, features, ready, buffer, last_hidden)
         if hand_over.on:
             hand_over.stop()
         return item

@@ -39,12 +39,16 @@ def load_trained(path: str | Path) -> Trained:
     if not (folder / "state.json").exists():
         found = checkpoint.checkpoints(folder / "checkpoints") or checkpoint.checkpoints(folder)
         if not found:
-            raise UserError(f"{path}: no checkpoint here; give a run's folder or a step-... folder in its checkpoints/")
+            raise UserError(
+                f"{path}: no checkpoint here; give a run's folder or a step-... folder in its checkpoints/"
+            )
         folder = found[-1]
     state = checkpoint.load(folder)
     masters = checkpoint.unflatten(state.tensors).get("master", {})
     try:
-        shape = DrafterShape(**{**state.drafter_shape, "target_layer_ids": tuple(state.drafter_shape["target_layer_ids"])})
+        shape = DrafterShape(
+            **{**state.drafter_shape, "target_layer_ids": tuple(state.drafter_shape["target_layer_ids"])}
+        )
     except (TypeError, KeyError) as error:
         raise UserError(f"{folder}: its drafter_shape cannot be read: {error}") from None
     check_tensors(masters, shape, str(folder), torch.float32)

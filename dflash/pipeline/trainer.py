@@ -90,13 +90,15 @@ class Trainer:
         self._stop = threading.Event()
         self._build(plan, resume)
 
-    # -- building ---------------------------------------------------------------------------------------------------
+    # -- building --------------------------------------------------------------------------------------------
 
     def _build(self, plan: Plan | None, resume: checkpoint.State | None) -> None:
         config, inputs = self.config, self.inputs
         torch.set_num_threads(threads_per_worker(config))
         if plan is None:
-            plan = EpochPlan(inputs.dataset.lengths, config.data.buckets, config.data.batch_size, config.data.seed)
+            plan = EpochPlan(
+                inputs.dataset.lengths, config.data.buckets, config.data.batch_size, config.data.seed
+            )
         drafters = len(config.drafter.devices)
         self._collator = Collator(inputs.dataset, inputs.geometry, pin=True)
         batches = (config.train.steps - self._base.step) * config.train.accumulation * drafters
@@ -134,7 +136,7 @@ class Trainer:
                 observer.recorder("target", index, device),
                 self.prefetcher,
                 self.queue,
-                slots=share + 1 + drafters,
+                buffers=share + 1 + drafters,
                 batch_size=config.data.batch_size,
                 max_length=config.data.max_length,
                 dtype=self.replicas[0].flat.working.dtype,
@@ -182,7 +184,7 @@ class Trainer:
         for worker in self.target_workers:
             worker.pool.close()
 
-    # -- running ----------------------------------------------------------------------------------------------------
+    # -- running ---------------------------------------------------------------------------------------------
 
     def request_stop(self) -> None:
         """Finish the step under way, write a checkpoint, end."""
@@ -237,11 +239,14 @@ class Trainer:
             self.result.scalars.append(row)
             if not math.isfinite(row.loss):
                 ids = [self.sample_ids(index) for index in row.plan_indices]
-                raise NonFiniteLoss(f"step {row.step}: loss is {row.loss}; batches {list(row.plan_indices)}, samples {ids}")
+                raise NonFiniteLoss(
+                    f"step {row.step}: loss is {row.loss}; batches {list(row.plan_indices)}, samples {ids}"
+                )
             self.observer.late(row.step, row.metrics(learning_rate(row.step, self.config.train)))
 
     def stands_full(self) -> bool:
-        """Every target worker and the prefetcher have done all they can, and wait for the drafters. For the harness; no lock."""
+        """Every target worker and the prefetcher have done all they can, and wait for the drafters. For the
+        harness; no lock."""
         waiting_for_room = sum(not worker.pool.starved() for worker in self.target_workers)
         return self.prefetcher.stands_full() and self.queue.stands_full(waiting_for_room)
 
@@ -256,16 +261,22 @@ class Trainer:
             if self.supervisor.failure is None:
                 self.supervisor.fail("main", error)
 
-    # -- checkpoints ------------------------------------------------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def _checkpoint(self, steps_done: int) -> None:
         every = self.config.train.checkpoint_every
-        if self._save_checkpoints and every > 0 and steps_done % every == 0 and steps_done < self.config.train.steps:
+        if (
+            self._save_checkpoints
+            and every > 0
+            and steps_done % every == 0
+            and steps_done < self.config.train.steps
+        ):
             with allowed_sync("checkpoint"):
                 self.save(steps_done)
 
     def save(self, steps_done: int) -> Path:
-        """Write a checkpoint of the first `steps_done` steps; in drafter 0's thread, or when the workers have ended."""
+        """Write a checkpoint of the first `steps_done` steps; in drafter 0's thread, or when the workers have
+        ended."""
         if self.config.queue.ordered:
             per_step = self.config.train.accumulation * len(self.replicas)
             progress = checkpoint.Progress(steps_done, steps_done * per_step)
@@ -279,7 +290,9 @@ class Trainer:
             asdict(self.inputs.shape),
             self.config.digest(),
         )
-        self.result.checkpoint = checkpoint.save(self.run_dir / "checkpoints", state, self.config.train.keep_checkpoints)
+        self.result.checkpoint = checkpoint.save(
+            self.run_dir / "checkpoints", state, self.config.train.keep_checkpoints
+        )
         return self.result.checkpoint
 
 
@@ -295,6 +308,7 @@ def resume_state(run_dir: Path, config: Config) -> checkpoint.State | None:
     state = checkpoint.load(found[-1])
     if state.config_digest != config.digest():
         raise UserError(
-            f"{found[-1]}: written with other settings (digest {state.config_digest}, now {config.digest()}); use another --out"
+            f"{found[-1]}: written with other settings (digest {state.config_digest}, now "
+            f"{config.digest()}); use another --out"
         )
     return state

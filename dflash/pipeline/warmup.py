@@ -1,8 +1,7 @@
 """Every shape once, before the workers start: kernels compiled and tuned, caches filled, under one lock.
 
-Compiling from several threads at once is a known race of `torch.compile`, and a first step that autotunes would be
-measured as a slow one.
-"""
+Compiling from several threads at once is a known race of `torch.compile`, and a first step that autotunes
+would be measured as a slow one."""
 
 from __future__ import annotations
 
@@ -20,11 +19,14 @@ if TYPE_CHECKING:
 
 
 def warm_up(targets: Sequence[TargetWorker], replicas: Sequence[Replica], inputs: Inputs) -> None:
-    """Run each target and each drafter on one batch of every bucket; weights and optimizer stay as they were."""
+    """Run each target and each drafter on one batch of every bucket; weights and optimizer stay as they
+    were."""
     config = inputs.config.data
     collate = Collator(inputs.dataset, inputs.geometry, pin=False)
     for bucket in config.buckets:
-        fitting = [i for i, sample in enumerate(inputs.dataset.samples[:1000]) if len(sample.input_ids) <= bucket]
+        fitting = [
+            i for i, sample in enumerate(inputs.dataset.samples[:1000]) if len(sample.input_ids) <= bucket
+        ]
         if not fitting:
             continue
         rows = tuple(fitting[index % len(fitting)] for index in range(config.batch_size))
@@ -36,10 +38,10 @@ def warm_up(targets: Sequence[TargetWorker], replicas: Sequence[Replica], inputs
             if worker is targets[0]:
                 first = item
             else:
-                item.slot.release()
+                item.buffer.release()
         for replica in replicas:
             _warm_drafter(replica, first)
-        first.slot.release()
+        first.buffer.release()
 
 
 def _warm_drafter(replica: Replica, item: HiddenBatch) -> None:

@@ -1,1 +1,2 @@
-"""The drafter on disk: the checkpoint that z-lab, SGLang and vLLM load, read (`released`) and written (`export`)."""
+"""The drafter on disk: the checkpoint that z-lab, SGLang and vLLM load, read (`released`) and written
+(`export`)."""

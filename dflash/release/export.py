@@ -1,8 +1,9 @@
-"""A checkpoint written so that others load it: z-lab, SGLang and vLLM, or speculators. Nothing unchecked appears on disk.
+"""A checkpoint written so that others load it: z-lab, SGLang and vLLM, or speculators. Nothing unchecked
+appears on disk.
 
-Reference 2.1. Before the folder gets its name, it is read back: every tensor's name, shape and type, the config against the
-target's, and a round trip, in which the drafter loaded afresh must give the same logits as the one that was written.
-"""
+Reference 2.1. Before the folder gets its name, it is read back: every tensor's name, shape and type, the
+config against the target's, and a round trip, in which the drafter loaded afresh must give the same logits as
+the one that was written."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from safetensors.torch import load_file, save_file
 from dflash.data.files import atomic_folder
 from dflash.models.drafter import DrafterShape
 from dflash.models.target import TargetInfo
-from dflash.release.released import FULL, SLIDING, build_drafter, check_against_target, check_tensors, load_released
+from dflash.release.released import (
+    FULL,
+    SLIDING,
+    build_drafter,
+    check_against_target,
+    check_tensors,
+    load_released,
+)
 from steptime.errors import UserError, nearest
 
 DTYPE = torch.bfloat16
@@ -71,7 +79,8 @@ def export(
     check_against_target(shape, info, "the drafter", taken_ids)
     if shape.target_layer_ids[-1] == info.layers - 1:
         raise UserError(
-            f"the drafter taps layer {info.layers - 1}, the target's last: loaders that read transformers' hidden_states get its "
+            f"the drafter taps layer {info.layers - 1}, the target's last: loaders that read transformers' "
+            "hidden_states get its "
             "normed output, not what the drafter was trained on; choose target.layer_ids below it"
         )
     check_tensors(tensors, shape, "the drafter")
@@ -90,9 +99,9 @@ def export(
 def zlab_config(shape: DrafterShape, info: TargetInfo, auto_map: bool = False) -> dict[str, Any]:
     """The `config.json` that z-lab's package, SGLang and vLLM read.
 
-    Rope in both spellings (transformers 5 writes only `rope_parameters`, the engines read either), the block size in both
-    places. No `is_causal`: vLLM reads it before the layer types, and false would make sliding layers bidirectional.
-    """
+    Rope in both spellings (transformers 5 writes only `rope_parameters`, the engines read either), the block
+    size in both places. No `is_causal`: vLLM reads it before the layer types, and false would make sliding
+    layers bidirectional."""
     config: dict[str, Any] = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -111,7 +120,8 @@ def zlab_config(shape: DrafterShape, info: TargetInfo, auto_map: bool = False) -
 
 
 def speculators_config(shape: DrafterShape, info: TargetInfo, auto_map: bool = False) -> dict[str, Any]:
-    """The `config.json` of speculators 0.9: its layer ids number the inputs of layers, so they are one higher."""
+    """The `config.json` of speculators 0.9: its layer ids number the inputs of layers, so they are one
+    higher."""
     from transformers import AutoConfig
 
     architectures: list[str] = []
@@ -180,7 +190,11 @@ FORMATS: dict[str, Callable[[DrafterShape, TargetInfo, bool], dict[str, Any]]] =
 
 
 def _prove(
-    folder: Path, shape: DrafterShape, rounded: Mapping[str, torch.Tensor], info: TargetInfo, taken_ids: frozenset[int]
+    folder: Path,
+    shape: DrafterShape,
+    rounded: Mapping[str, torch.Tensor],
+    info: TargetInfo,
+    taken_ids: frozenset[int],
 ) -> int:
     """Read back what was written; returns how many logits were compared.
 
@@ -193,7 +207,10 @@ def _prove(
     wrong = [name for name in released_fields(shape) if getattr(read, name) != getattr(shape, name)]
     if wrong:
         name = wrong[0]
-        raise UserError(f"the export: its config says {name} {getattr(read, name)}, the drafter has {getattr(shape, name)}")
+        raise UserError(
+            f"the export: its config says {name} {getattr(read, name)}, the drafter has "
+            f"{getattr(shape, name)}"
+        )
     before, after = probe(shape, rounded), probe(read, tensors)
     if not torch.equal(before, after):
         raise UserError("the export: loaded afresh it gives other logits than the drafter that was written")

@@ -1,8 +1,8 @@
 """Drafters on disk: the layout that z-lab, SGLang and vLLM read, speculators' form, and our own checkpoints.
 
-Reference 2.1. SGLang ignores tensors whose names it does not know and checks only the shape of `fc`, so a wrong checkpoint
-serves without a word and drafts badly: everything read or written here is held against the exact set of names and shapes.
-"""
+Reference 2.1. SGLang ignores tensors whose names it does not know and checks only the shape of `fc`, so a
+wrong checkpoint serves without a word and drafts badly: everything read or written here is held against the
+exact set of names and shapes."""
 
 from __future__ import annotations
 
@@ -46,13 +46,19 @@ def tensor_layout(shape: DrafterShape) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inter, h),
         "mlp.down_proj": (h, inter),
     }
-    layout: dict[str, tuple[int, ...]] = {"fc.weight": (h, shape.taps * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
+    layout: dict[str, tuple[int, ...]] = {
+        "fc.weight": (h, shape.taps * h),
+        "hidden_norm.weight": (h,),
+        "norm.weight": (h,),
+    }
     for index in range(shape.layers):
         layout |= {f"layers.{index}.{name}.weight": size for name, size in layer.items()}
     return layout
 
 
-def check_tensors(tensors: Mapping[str, torch.Tensor], shape: DrafterShape, where: str, dtype: torch.dtype | None = None) -> None:
+def check_tensors(
+    tensors: Mapping[str, torch.Tensor], shape: DrafterShape, where: str, dtype: torch.dtype | None = None
+) -> None:
     """Hold tensors against the layout.
 
     Raises:
@@ -61,12 +67,18 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], shape: DrafterShape, wher
     layout = tensor_layout(shape)
     for name in layout:
         if name not in tensors:
-            raise UserError(f"{where}: tensor {name!r} is missing ({len(tensors)} of the drafter's {len(layout)} are there)")
+            raise UserError(
+                f"{where}: tensor {name!r} is missing ({len(tensors)} of the drafter's {len(layout)} are "
+                "there)"
+            )
     for name, tensor in tensors.items():
         if name not in layout:
             raise UserError(f"{where}: tensor {name!r} is no part of a drafter of {shape.layers} layers")
         if tuple(tensor.shape) != layout[name]:
-            raise UserError(f"{where}: tensor {name!r} has shape {list(tensor.shape)}, its config says {list(layout[name])}")
+            raise UserError(
+                f"{where}: tensor {name!r} has shape {list(tensor.shape)}, its config says "
+                f"{list(layout[name])}"
+            )
         if dtype is not None and tensor.dtype != dtype:
             raise UserError(f"{where}: tensor {name!r} is {tensor.dtype}, expected {dtype}")
 
@@ -94,7 +106,11 @@ def load_released(path: str | Path) -> tuple[DrafterShape, dict[str, torch.Tenso
 
 
 def build_drafter(
-    shape: DrafterShape, tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype, where: str = "drafter"
+    shape: DrafterShape,
+    tensors: Mapping[str, torch.Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+    where: str = "drafter",
 ) -> Drafter:
     """A drafter for inference with these weights."""
     with torch.device("meta"):
@@ -113,8 +129,8 @@ def warm_start(flat: FlatParameters, path: str | Path, shape: DrafterShape) -> N
         flat: the parameters of a drafter of `shape`.
 
     Raises:
-        UserError: nothing readable at `path`, tensors missing, extra or misshapen by name, or a drafter of another shape
-            or for another target, with both sizes.
+        UserError: nothing readable at `path`, tensors missing, extra or misshapen by name, or a drafter of
+            another shape or for another target, with both sizes.
     """
     released, tensors = load_released(path)
     check_same(released, shape, f"drafter.init = {str(path)!r}")
@@ -141,18 +157,24 @@ def check_same(released: DrafterShape, wanted: DrafterShape, where: str) -> None
         if item.name in _FREE or own == other or unknown or unused:
             continue
         if item.name in _TARGETS:
-            raise UserError(f"{where}: made for another target: its {item.name} is {_plain(own)}, this target's {_plain(other)}")
+            raise UserError(
+                f"{where}: made for another target: its {item.name} is {_plain(own)}, this target's "
+                f"{_plain(other)}"
+            )
         raise UserError(f"{where}: its {item.name} is {_plain(own)}, the config asks for {_plain(other)}")
 
 
-def check_against_target(shape: DrafterShape, info: TargetInfo, where: str, pad_ids: frozenset[int] = frozenset()) -> None:
+def check_against_target(
+    shape: DrafterShape, info: TargetInfo, where: str, pad_ids: frozenset[int] = frozenset()
+) -> None:
     """Hold a drafter's shape against a target.
 
     Args:
         pad_ids: more ids that the mask token must not be, such as the tokenizer's pad and end.
 
     Raises:
-        UserError: another target's sizes, layer ids out of range, a mask id outside the vocabulary or with another use.
+        UserError: another target's sizes, layer ids out of range, a mask id outside the vocabulary or with
+            another use.
     """
     for what, own, other in (
         ("hidden_size", shape.hidden_size, info.hidden_size),
@@ -160,21 +182,32 @@ def check_against_target(shape: DrafterShape, info: TargetInfo, where: str, pad_
         ("num_target_layers", shape.target_layers or info.layers, info.layers),
     ):
         if own != other:
-            raise UserError(f"{where}: made for another target: its {what} is {own}, target {info.model!r} has {other}")
+            raise UserError(
+                f"{where}: made for another target: its {what} is {own}, target {info.model!r} has {other}"
+            )
     ids = list(shape.target_layer_ids)
     if not ids or ids != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= info.layers:
-        raise UserError(f"{where}: target_layer_ids {ids}: must be ascending and below the target's {info.layers} layers")
+        raise UserError(
+            f"{where}: target_layer_ids {ids}: must be ascending and below the target's {info.layers} layers"
+        )
     if not 0 <= shape.mask_token_id < info.vocab_size:
-        raise UserError(f"{where}: mask token {shape.mask_token_id} is outside the target's vocabulary of {info.vocab_size} rows")
+        raise UserError(
+            f"{where}: mask token {shape.mask_token_id} is outside the target's vocabulary of "
+            f"{info.vocab_size} rows"
+        )
     if shape.mask_token_id in {info.pad_id, *info.eos_ids, *pad_ids}:
-        raise UserError(f"{where}: mask token {shape.mask_token_id} is the target's pad or end token; it needs an unused row")
+        raise UserError(
+            f"{where}: mask token {shape.mask_token_id} is the target's pad or end token; it needs an unused "
+            "row"
+        )
     if shape.head_dim % 2 or shape.heads % shape.kv_heads:
         raise UserError(
-            f"{where}: {shape.heads} heads of {shape.head_dim} over {shape.kv_heads}: the size must be even, the heads a multiple"
+            f"{where}: {shape.heads} heads of {shape.head_dim} over {shape.kv_heads}: the size must be even, "
+            "the heads a multiple"
         )
 
 
-# -- reading ------------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -208,20 +241,30 @@ def _shape_from_speculators(config: Mapping[str, Any], where: str) -> DrafterSha
     inner = config.get("transformer_layer_config")
     aux = config.get("aux_hidden_state_layer_ids")
     if not isinstance(inner, dict) or not aux:
-        raise UserError(f"{where}: its config has no transformer_layer_config or no aux_hidden_state_layer_ids")
+        raise UserError(
+            f"{where}: its config has no transformer_layer_config or no aux_hidden_state_layer_ids"
+        )
     if config.get("draft_vocab_size") not in (None, inner.get("vocab_size")):
         raise UserError(
-            f"{where}: reduced vocabulary, {config['draft_vocab_size']} of the target's {inner.get('vocab_size')}: not supported"
+            f"{where}: reduced vocabulary, {config['draft_vocab_size']} of the target's "
+            f"{inner.get('vocab_size')}: not supported"
         )
     if config.get("sample_from_anchor"):
-        raise UserError(f"{where}: sample_from_anchor is on: its slots predict one token further on than DFlash's")
+        raise UserError(
+            f"{where}: sample_from_anchor is on: its slots predict one token further on than DFlash's"
+        )
     if config.get("sliding_window_non_causal"):
-        raise UserError(f"{where}: sliding_window_non_causal is on; sliding layers are causal in their block here")
+        raise UserError(
+            f"{where}: sliding_window_non_causal is on; sliding layers are causal in their block here"
+        )
     # Theirs number the inputs of layers, ours the outputs.
     outer = {
         "block_size": config.get("block_size"),
         "num_target_layers": config.get("num_target_layers", 0),
-        "dflash_config": {"mask_token_id": config.get("mask_token_id"), "target_layer_ids": [i - 1 for i in aux]},
+        "dflash_config": {
+            "mask_token_id": config.get("mask_token_id"),
+            "target_layer_ids": [i - 1 for i in aux],
+        },
     }
     return _shape_from_config(inner, outer, where)
 
@@ -237,16 +280,24 @@ def _shape_from_config(inner: Mapping[str, Any], outer: Mapping[str, Any], where
     kinds = inner.get("layer_types") or [FULL] * layers
     sliding = sum(kind == SLIDING for kind in kinds)
     if kinds != [SLIDING] * sliding + [FULL] * (layers - sliding):
-        raise UserError(f"{where}: layer_types {kinds}: sliding layers must come first, full attention after them")
+        raise UserError(
+            f"{where}: layer_types {kinds}: sliding layers must come first, full attention after them"
+        )
     mask: Any = own.get("mask_token_id", outer.get("mask_token_id"))
     ids: Any = own.get("target_layer_ids", outer.get("target_layer_ids"))
     block: Any = outer.get("block_size") or own.get("block_size")
     for name, value in (("mask_token_id", mask), ("target_layer_ids", ids), ("block_size", block)):
         if value is None:
             raise UserError(f"{where}: its config has no {name}")
-    thetas = {float(value) for value in (inner.get("rope_theta"), rope.get("rope_theta")) if value is not None}
+    thetas = {
+        float(value) for value in (inner.get("rope_theta"), rope.get("rope_theta")) if value is not None
+    }
     if len(thetas) != 1:
-        found = f"two values of rope_theta, {sorted(thetas)}" if thetas else "no rope_theta, plain or in rope_parameters"
+        found = (
+            f"two values of rope_theta, {sorted(thetas)}"
+            if thetas
+            else "no rope_theta, plain or in rope_parameters"
+        )
         raise UserError(f"{where}: its config has {found}")
     return DrafterShape(
         hidden_size=hidden,
@@ -272,24 +323,33 @@ def _refuse_other_kinds(inner: Mapping[str, Any], own: Mapping[str, Any], where:
     for name in ("rope_scaling", "rope_parameters"):
         rope = inner.get(name) or {}
         if rope.get("rope_type", rope.get("type", "default")) != "default" or rope.get("mrope_section"):
-            raise UserError(f"{where}: its rotary embedding is scaled ({name} {rope}); a drafter has a plain one")
+            raise UserError(
+                f"{where}: its rotary embedding is scaled ({name} {rope}); a drafter has a plain one"
+            )
         if {inner.get("partial_rotary_factor"), rope.get("partial_rotary_factor")} - {None, 1}:
-            raise UserError(f"{where}: partial_rotary_factor leaked in from a target; a drafter rotates all of head_dim")
+            raise UserError(
+                f"{where}: partial_rotary_factor leaked in from a target; a drafter rotates all of head_dim"
+            )
     if inner.get("attention_bias"):
         raise UserError(f"{where}: attention_bias is on; a drafter's projections have no biases")
     if inner.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: hidden_act is {inner['hidden_act']!r}; a drafter's is 'silu'")
     scaled = [key for key in ("output_multiplier", "input_embedding_scale") if own.get(key, 1.0) != 1.0]
-    capped = [key for key in ("final_logit_softcapping", "attention_sink_bias", "projector_type") if own.get(key)]
+    capped = [
+        key for key in ("final_logit_softcapping", "attention_sink_bias", "projector_type") if own.get(key)
+    ]
     other = [key for key in own if key.startswith(("conv_", "selector_"))]
     if scaled or capped or other:
         key = (scaled + capped + other)[0]
-        raise UserError(f"{where}: its dflash_config has {key!r}: not a plain DFlash drafter (DFlash 2 or a variant)")
+        raise UserError(
+            f"{where}: its dflash_config has {key!r}: not a plain DFlash drafter (DFlash 2 or a variant)"
+        )
     causal = inner.get("is_causal", own.get("causal"))
     kinds = set(inner.get("layer_types") or [FULL])
     if causal is not None and kinds != ({SLIDING} if causal else {FULL}):
         raise UserError(
-            f"{where}: is_causal is {causal} with {sorted(kinds)} layers: sliding ones are causal in their block, full ones not"
+            f"{where}: is_causal is {causal} with {sorted(kinds)} layers: sliding ones are causal in their "
+            "block, full ones not"
         )
 
 

@@ -39,7 +39,9 @@ class Boundary:
         return False if self.strict else None
 
 
-def count_copy(scope: Scope, boundary: Boundary, host: torch.Tensor, elements: int, *, to_device: bool, blocking: bool) -> None:
+def count_copy(
+    scope: Scope, boundary: Boundary, host: torch.Tensor, elements: int, *, to_device: bool, blocking: bool
+) -> None:
     """Count a copy between `host` (a tensor in host memory) and the device."""
     if not elements:
         return

@@ -1,9 +1,10 @@
-"""Python entry points that wait for a device without any operator: wrapped while a scope is open, put back after.
+"""Python entry points that wait for a device without any operator: wrapped while a scope is open, put back
+after.
 
-Each wrapper counts in the calling thread's scope and then calls the real thing. Where the machine has no CUDA the wrappers
-of `torch.cuda` count and return, so that a planted `torch.cuda.synchronize()` is found on any machine. Not seen: a name
-that was imported before (`from torch.cuda import synchronize`), and whatever C++ waits for by itself.
-"""
+Each wrapper counts in the calling thread's scope and then calls the real thing. Where the machine has no CUDA
+the wrappers of `torch.cuda` count and return, so that a planted `torch.cuda.synchronize()` is found on any
+machine. Not seen: a name that was imported before (`from torch.cuda import synchronize`), and whatever C++
+waits for by itself."""
 
 from __future__ import annotations
 
@@ -72,7 +73,11 @@ def _keeping_mode(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         scope = current_scope()
-        if scope is None or scope.function_mode is None or scope.function_mode in _get_current_function_mode_stack():
+        if (
+            scope is None
+            or scope.function_mode is None
+            or scope.function_mode in _get_current_function_mode_stack()
+        ):
             return original(*args, **kwargs)
         with scope.function_mode:
             return original(*args, **kwargs)
@@ -89,13 +94,17 @@ def _naming_device(original: Callable[..., Any]) -> Callable[..., Any]:
         scope = current_scope()
         if scope is None or not scope.simulated:
             return groups
-        return {(_name_of(device, lists), dtype): (lists, places) for (device, dtype), (lists, places) in groups.items()}
+        return {
+            (_name_of(device, lists), dtype): (lists, places)
+            for (device, dtype), (lists, places) in groups.items()
+        }
 
     return call
 
 
 def _without_modes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Checkpointing compares what it saw in forward (modes off) with what it sees when it computes again (modes on)."""
+    """Checkpointing compares what it saw in forward (modes off) with what it sees when it computes again
+    (modes on)."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +133,12 @@ def install() -> None:
                 real = cuda or owner in (torch.cpu, torch.cpu.Event)
                 _replace(owner, name, original, _counting(original, kind, real))
         engine = "_engine_run_backward"
-        _replace(torch.autograd, engine, getattr(torch.autograd, engine), _keeping_mode(getattr(torch.autograd, engine)))
+        _replace(
+            torch.autograd,
+            engine,
+            getattr(torch.autograd, engine),
+            _keeping_mode(getattr(torch.autograd, engine)),
+        )
         group = "_group_tensors_by_device_and_dtype"
         _replace(torch._C, group, getattr(torch._C, group), _naming_device(getattr(torch._C, group)))
         checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns

@@ -1,4 +1,5 @@
-"""What the harness counts with: scopes that count every host sync and all device work by role, step, kind and place.
+"""What the harness counts with: scopes that count every host sync and all device work by role, step, kind and
+place.
 
     scopes = CountingScopes()
     with scopes.enter("drafter/0", device):
@@ -39,7 +40,8 @@ class PlainDevice:
 
 @contextlib.contextmanager
 def watched(scope: Scope, device: WorkerDevice | None, *, cuda: bool, strict: bool = True) -> Iterator[Scope]:
-    """Everything that a counted worker runs under. On the CPU its device is named `cpu:0` meanwhile (see `modes`)."""
+    """Everything that a counted worker runs under. On the CPU its device is named `cpu:0` meanwhile (see
+    `modes`)."""
     boundary = Boundary(cuda=cuda, strict=strict)
     named = device.torch if device is not None else None
     scope.simulated = strict and not cuda
@@ -60,7 +62,8 @@ class CountingScopes:
 
     Args:
         work: also count operations, allocations and copies.
-        cuda: where tensors live; None: by the device of each scope, or, for scopes without one, whether any is CUDA.
+        cuda: where tensors live; None: by the device of each scope, or, for scopes without one, whether any
+            is CUDA.
     """
 
     def __init__(self, *, work: bool = True, by_step: bool = True, cuda: bool | None = None) -> None:
@@ -88,7 +91,8 @@ class CountingScopes:
         """Counts by (role, kind, place), undeclared ones only.
 
         Args:
-            first, last: only steps first <= step < last, of workers that mark their steps; others (-1) always count.
+            first, last: only steps first <= step < last, of workers that mark their steps; others (-1) always
+                count.
         """
         return summed({key: n for key, n in self.ledger.counts.copy().items() if _within(key, first, last)})
 

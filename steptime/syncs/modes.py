@@ -1,20 +1,23 @@
-"""A function mode and a dispatch mode that see what a worker would wait for on a GPU, also when its device is the CPU.
+"""A function mode and a dispatch mode that see what a worker would wait for on a GPU, also when its device is
+the CPU.
 
 The device boundary. On CUDA a tensor says where it lives. On the CPU, inside a worker's scope,
 
-* the worker's device is named `cpu:0` (`Device.torch` is set so on entering), and plain `cpu` means the host, as it would
-  beside a GPU; a device tensor's `.device` says `cpu:0`, a host tensor's `cpu`;
-* host memory is what `Device.pinned` and `host_memory.staging` made, what a factory made without `device=` (or on `cpu`),
-  what a copy to the host left, and what came from numpy; everything else is on the device, weights included;
-* a move across the boundary copies, as it does on a GPU, so that both sides have memory of their own. Values do not change.
+* the worker's device is named `cpu:0` (`Device.torch` is set so on entering), and plain `cpu` means the host,
+  as it would beside a GPU; a device tensor's `.device` says `cpu:0`, a host tensor's `cpu`;
+* host memory is what `Device.pinned` and `host_memory.staging` made, what a factory made without `device=`
+  (or on `cpu`), what a copy to the host left, and what came from numpy; everything else is on the device,
+  weights included;
+* a move across the boundary copies, as it does on a GPU, so that both sides have memory of their own. Values
+  do not change.
 
-For any PyTorch program whose device is simply "cpu" there is a looser boundary (`strict=False`): everything is on the
-device but what came from numpy or Python values and what `.cpu()` returned.
+For any PyTorch program whose device is simply "cpu" there is a looser boundary (`strict=False`): everything
+is on the device but what came from numpy or Python values and what `.cpu()` returned.
 
-Seen: every operator that PyTorch dispatches in the thread and in backward, and the Python methods that dispatch nothing on the
-CPU (`.tolist()`, `.numpy()`, `.cpu()`, `.to`, printing, `torch.tensor(...)`). Not seen: kernels of other libraries, what
-happens inside a compiled region, `.numpy()` and the like inside torch's own Python functions, the waits of the allocator.
-"""
+Seen: every operator that PyTorch dispatches in the thread and in backward, and the Python methods that
+dispatch nothing on the CPU (`.tolist()`, `.numpy()`, `.cpu()`, `.to`, printing, `torch.tensor(...)`). Not
+seen: kernels of other libraries, what happens inside a compiled region, `.numpy()` and the like inside
+torch's own Python functions, the waits of the allocator."""
 
 from __future__ import annotations
 
@@ -57,7 +60,9 @@ class DispatchCounter(TorchDispatchMode):
         if kind is not None:
             scope.record(scope.label or kind)
         elif name == "aten::copy_":
-            crosses = self._copy(args[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
+            crosses = self._copy(
+                args[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+            )
         elif name == "aten::_to_copy" and boundary.cuda:
             self._to_copy(args[0], kwargs)
         result = func(*args, **kwargs)
@@ -73,7 +78,9 @@ class DispatchCounter(TorchDispatchMode):
         host = source if to_device else target
         if to_device and host.dim() == 0 and self.sync_scope.free_value:
             return False  # a Python number: a fill, no copy
-        count_copy(self.sync_scope, boundary, host, source.numel(), to_device=to_device, blocking=not non_blocking)
+        count_copy(
+            self.sync_scope, boundary, host, source.numel(), to_device=to_device, blocking=not non_blocking
+        )
         return True
 
     def _to_copy(self, source: torch.Tensor, kwargs: dict[str, Any]) -> None:
@@ -82,7 +89,14 @@ class DispatchCounter(TorchDispatchMode):
             return
         to_device, blocking = device.type == "cuda", not kwargs.get("non_blocking", False)
         if to_device or blocking:
-            count_copy(self.sync_scope, self._boundary, source, source.numel(), to_device=to_device, blocking=blocking)
+            count_copy(
+                self.sync_scope,
+                self._boundary,
+                source,
+                source.numel(),
+                to_device=to_device,
+                blocking=blocking,
+            )
         else:
             # An asynchronous `.to("cpu")` allocates a pinned destination itself.
             self.sync_scope.record(ledger.COPY_TO_HOST)
@@ -102,7 +116,11 @@ class DispatchCounter(TorchDispatchMode):
         if scope.placing is not None:
             on_device = scope.placing == "device"
         elif not inputs:
-            on_device = any(map(boundary.is_device, outputs)) if boundary.cuda else scope.on_device or not boundary.strict
+            on_device = (
+                any(map(boundary.is_device, outputs))
+                if boundary.cuda
+                else scope.on_device or not boundary.strict
+            )
         elif host_inputs and on_device and not facts.mixes:
             scope.record("host tensor in a device operation")
         if not on_device:
@@ -311,8 +329,13 @@ class FunctionCounter(TorchFunctionMode):
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, scope, boundary = args[0], self._scope, self._boundary
         wanted, dtype, non_blocking, memory_format = self._parse_to(tensor, *args[1:], **kwargs)
-        # `cpu:0` is only a name, at which PyTorch would copy every time: the device goes, the rest of the call stays.
-        local = {"dtype": dtype or tensor.dtype, "copy": bool(kwargs.get("copy", False)), "memory_format": memory_format}
+        # `cpu:0` is only a name, at which PyTorch would copy every time: the device goes, the rest of the
+        # call stays.
+        local = {
+            "dtype": dtype or tensor.dtype,
+            "copy": bool(kwargs.get("copy", False)),
+            "memory_format": memory_format,
+        }
         if local["memory_format"] is None:
             del local["memory_format"]
         if wanted == boundary.is_device(tensor):
@@ -333,7 +356,12 @@ class FunctionCounter(TorchFunctionMode):
         boundary = self._boundary
         other = args[0] if args else kwargs.get("other")
         if isinstance(other, torch.Tensor):
-            return boundary.is_device(other), other.dtype, bool(kwargs.get("non_blocking", False)), kwargs.get("memory_format")
+            return (
+                boundary.is_device(other),
+                other.dtype,
+                bool(kwargs.get("non_blocking", False)),
+                kwargs.get("memory_format"),
+            )
         kwargs.pop("copy", None)
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args[:3], **kwargs)
         wanted = boundary.names_device(device)

@@ -1,9 +1,8 @@
 """Which operations wait on a GPU: pure rules over an operation and where its tensors live.
 
-The lists are those of PyTorch's operator tags (`data_dependent_output`, `dynamic_output_shape`) cut down to what the CUDA
-kernels do, and of its own test of the sync debug mode. What a kernel decides from its values (`multinomial`, `histc`) is
-left out: it differs between versions and is measured on a GPU.
-"""
+The lists are those of PyTorch's operator tags (`data_dependent_output`, `dynamic_output_shape`) cut down to
+what the CUDA kernels do, and of its own test of the sync debug mode. What a kernel decides from its values
+(`multinomial`, `histc`) is left out: it differs between versions and is measured on a GPU."""
 
 from __future__ import annotations
 
@@ -84,12 +83,16 @@ def operation(func: Any) -> Operation:
     if found is None:
         name = func._schema.name
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        found = Operation(name, not (func.is_view or name in _NO_KERNEL), name in _MIXES, bool(func.is_view), composite)
+        found = Operation(
+            name, not (func.is_view or name in _NO_KERNEL), name in _MIXES, bool(func.is_view), composite
+        )
         _known[func] = found
     return found
 
 
-def sync_kind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_device: IsDevice, free_value: bool) -> str | None:
+def sync_kind(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_device: IsDevice, free_value: bool
+) -> str | None:
     """The kind of wait that `name` would cost on a GPU, or None. Copies are judged by the caller.
 
     Args:
@@ -135,10 +138,13 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def is_gapped(tensor: torch.Tensor) -> bool:
-    """Strided with holes: an asynchronous copy goes through a temporary. Permuted but dense memory is fine."""
+    """Strided with holes: an asynchronous copy goes through a temporary. Permuted but dense memory is
+    fine."""
     if tensor.numel() == 0 or tensor.is_contiguous():
         return False
-    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    dims = sorted(
+        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    )
     expected = 1
     for stride, size in dims:
         if stride != expected:

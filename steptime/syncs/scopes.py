@@ -1,9 +1,9 @@
 """Whose work a thread does, and the ledger that it is written in.
 
-A scope belongs to one worker: its role ("target/0", "drafter/1", "prefetcher", "monitor"), its device, its step. The
-scope travels with the modes (`modes`), and autograd's own threads inherit those, so backward is charged to the worker
-that called it. Nothing here is imported by a run without a guard except `allowed_sync` and `mark_step`.
-"""
+A scope belongs to one worker: its role ("target/0", "drafter/1", "prefetcher", "monitor"), its device, its
+step. The scope travels with the modes (`modes`), and autograd's own threads inherit those, so backward is
+charged to the worker that called it. Nothing here is imported by a run without a guard except `allowed_sync`
+and `mark_step`."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ def mark_step(index: int) -> None:
 def note_wait(kind: str) -> None:
     """The caller's own device object waits for its work: `DEVICE` or `EVENT`.
 
-    For classes that stand for a device on a machine without one. Costs one global read when nothing is counted.
-    """
+    For classes that stand for a device on a machine without one. Costs one global read when nothing is
+    counted."""
     if _open_scopes:
         scope = current_scope()
         if scope is not None:
@@ -216,7 +216,9 @@ class allowed_sync:
             if scope is not None:
                 self._outer, scope.reason = scope.reason, self._reason
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._scope is not None:
             self._scope.reason = self._outer
             self._scope = None

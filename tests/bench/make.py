@@ -27,7 +27,9 @@ from bench.statistics.verdict import judge
 COLLECTORS = ("profile", "pipeline")
 
 
-def segment(arm: str, round_: int, seconds: float | list[float], order: int = 0, phase: int = 0, process: int = 0) -> Segment:
+def segment(
+    arm: str, round_: int, seconds: float | list[float], order: int = 0, phase: int = 0, process: int = 0
+) -> Segment:
     """One segment of 100 tokens a step; a list gives the step times."""
     steps = tuple(seconds) if isinstance(seconds, list) else ()
     return Segment(
@@ -95,7 +97,9 @@ def interval(percent: float, low: float, high: float, *, n: int = 12, p: float |
     half = (log_ratio(high) - log_ratio(low)) / 2
     spread = 100.0 * half / float(stats.t.isf(NOMINAL, n - 1)) * n**0.5
     flip = (0.001 if low > 0 else 0.4) if p is None else p
-    return Interval(percent, low, high, mde=half * 2, n=n, spread=spread, sign_flip_p=flip, plain_percent=percent)
+    return Interval(
+        percent, low, high, mde=half * 2, n=n, spread=spread, sign_flip_p=flip, plain_percent=percent
+    )
 
 
 def made_receipt(
@@ -111,7 +115,10 @@ def made_receipt(
 ) -> Receipt:
     """The receipt of a made-up run, judged as a real one is. `speed` multiplies tokens per second."""
     made = measurement(costs, collectors=collectors, noise=noise)
-    faster = [replace(s, seconds=s.seconds / speed, step_seconds=tuple(t / speed for t in s.step_seconds)) for s in made.segments]
+    faster = [
+        replace(s, seconds=s.seconds / speed, step_seconds=tuple(t / speed for t in s.step_seconds))
+        for s in made.segments
+    ]
     made = replace(made, segments=tuple(faster), **changes)
     analysis = analyse(made)
     found = judge(analysis)
@@ -137,11 +144,16 @@ def made_receipt(
     )
 
 
-def made_rounds(plain: np.ndarray, step: np.ndarray | None = None, tail: np.ndarray | None = None, processes: int = 1) -> Rounds:
+def made_rounds(
+    plain: np.ndarray, step: np.ndarray | None = None, tail: np.ndarray | None = None, processes: int = 1
+) -> Rounds:
     """Rounds with these contrasts, cut evenly into processes."""
     n = len(plain)
     none = np.empty(0)
     process = np.arange(n) * processes // n
     return Rounds(
-        process, plain, none if step is None else step, (np.zeros(n) if tail is None else tail) if step is not None else none
+        process,
+        plain,
+        none if step is None else step,
+        (np.zeros(n) if tail is None else tail) if step is not None else none,
     )

@@ -1,4 +1,5 @@
-"""Receipts of made-up runs that the reports are tested with: nothing in them hangs on this machine, commit or day."""
+"""Receipts of made-up runs that the reports are tested with: nothing in them hangs on this machine, commit or
+day."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from bench.records.types import (
     OFF,
     Commit,
     ConfigRef,
+    CountedPlace,
     ExactCounts,
     ExitCode,
     GpuState,
     Machine,
     MachineState,
     Measurement,
-    Place,
     Throughput,
     Verdict,
 )
@@ -33,7 +34,9 @@ MACHINE = Machine(
 )
 COMMIT = Commit("0123456789abcdef0123456789abcdef01234567")
 CONFIG = ConfigRef("h200-single", "00112233aabbccdd")
-STATED = BaselineView("other-machine", 14200.0, "stated", machine="pro6000x8", config="qwen3.6-27b", date="2026-11-29")
+STATED = BaselineView(
+    "other-machine", 14200.0, "stated", machine="pro6000x8", config="qwen3.6-27b", date="2026-11-29"
+)
 
 
 def state(temperature: int, reasons: tuple[str, ...] = ()) -> MachineState:
@@ -95,29 +98,48 @@ def over() -> Receipt:
     counts = dict(made.counts)
     for name in ("only:profile", "all", "without:pipeline"):
         old = counts[name]
-        place = Place("sync", "drafter/0", "dflash/observe/collectors/profile.py:41 sample (item())", 8, 8)
+        place = CountedPlace(
+            "sync", "drafter/0", "dflash/observe/collectors/profile.py:41 sample (item())", 8, 8
+        )
         counts[name] = replace(old, syncs=8, places=(place,))
     made = replace(made, counts=counts)
     return receipt(
-        made, judge(analyse(made)), baseline=BaselineView("missing", note="record one: python -m bench baseline record")
+        made,
+        judge(analyse(made)),
+        baseline=BaselineView("missing", note="record one: python -m bench baseline record"),
     )
 
 
 def invalid() -> Receipt:
     """A throttled GPU, and a collector that changes training."""
     made = measurement()
-    spoiled = tuple(replace(s, losses_digest="other") if s.arm == "only:pipeline" else s for s in made.segments)
+    spoiled = tuple(
+        replace(s, losses_digest="other") if s.arm == "only:pipeline" else s for s in made.segments
+    )
     made = replace(made, segments=spoiled)
     judgement = judge(analyse(made), unfit=["GPU 0 was throttled after measuring: hardware thermal slowdown"])
-    losses = {arm.name: (2.5, 2.25, 2.75, 2.625) for arm in made.arms} | {"only:pipeline": (2.5, 2.25, 2.75, 2.6250001)}
+    losses = {arm.name: (2.5, 2.25, 2.75, 2.625) for arm in made.arms} | {
+        "only:pipeline": (2.5, 2.25, 2.75, 2.6250001)
+    }
     return receipt(made, judgement, losses=losses, after=state(91, ("hardware thermal slowdown",)))
 
 
 def incomplete() -> Receipt:
     """The run crashed in its second round; nothing was counted."""
-    made = replace(measurement(rounds_=1), counts={}, faults=("trainer crashed after 9 segments: RuntimeError: out of memory",))
+    made = replace(
+        measurement(rounds_=1),
+        counts={},
+        faults=("trainer crashed after 9 segments: RuntimeError: out of memory",),
+    )
     return receipt(
-        made, judge(analyse(made)), throughput=None, aa=None, losses={}, before=None, after=None, commit=Commit("", dirty=True)
+        made,
+        judge(analyse(made)),
+        throughput=None,
+        aa=None,
+        losses={},
+        before=None,
+        after=None,
+        commit=Commit("", dirty=True),
     )
 
 
@@ -132,7 +154,9 @@ def gate() -> Receipt:
         )
         for name, slow, orders in (("base", 1.0, (0, 3)), ("head", 1.02, (1, 2)))
     }
-    place = Place("operation", "drafter/0", "dflash/pipeline/drafter_worker.py:97 step (operation)", 4, 4)
+    place = CountedPlace(
+        "operation", "drafter/0", "dflash/pipeline/drafter_worker.py:97 step (operation)", 4, 4
+    )
     counts = {
         "base": ExactCounts("base", 4, True, 0, 4000, 8, 0, ways=("modes",)),
         "head": ExactCounts("head", 4, True, 0, 4004, 8, 0, places=(place,), ways=("modes",)),
@@ -140,8 +164,18 @@ def gate() -> Receipt:
     added = {"syncs": 0, "operations": 4, "copies": 0, "allocations": 0}
     judgement = judge_pair(interval(1.96, 1.52, 2.39, n=3), 1.0, added=added, name="head")
     sides = {
-        "base": {"tokens_per_second": 14210.5, "step_p50_ms": 110.2, "step_p99_ms": 131.0, "peak_memory_bytes": 61_000_000_000},
-        "head": {"tokens_per_second": 13931.0, "step_p50_ms": 112.3, "step_p99_ms": 140.5, "peak_memory_bytes": 61_000_000_000},
+        "base": {
+            "tokens_per_second": 14210.5,
+            "step_p50_ms": 110.2,
+            "step_p99_ms": 131.0,
+            "peak_memory_bytes": 61_000_000_000,
+        },
+        "head": {
+            "tokens_per_second": 13931.0,
+            "step_p50_ms": 112.3,
+            "step_p99_ms": 140.5,
+            "peak_memory_bytes": 61_000_000_000,
+        },
     }
     return Receipt(
         command="gate",
@@ -173,9 +207,18 @@ def gate() -> Receipt:
 
 def no_base() -> Receipt:
     """The base commit is older than the harness."""
-    reason = "base 0011223344 predates the harness (it has no bench/gate_worker.py): there is nothing to compare with"
+    reason = (
+        "base 0011223344 predates the harness (it has no bench/gate_worker.py): there is nothing to compare "
+        "with"
+    )
     judgement = judge_pair(None, 1.0, incomplete=[reason], name="head")
-    empty = {"arms": {"base": (), "head": ()}, "counts": {}, "losses": {}, "losses_equal": None, "throughput": None}
+    empty = {
+        "arms": {"base": (), "head": ()},
+        "counts": {},
+        "losses": {},
+        "losses_equal": None,
+        "throughput": None,
+    }
     return replace(
         gate(),
         all=judgement.all,
@@ -187,6 +230,8 @@ def no_base() -> Receipt:
     )
 
 
-SCENES = {scene.__name__: scene for scene in (within, unresolved, slower, over, invalid, incomplete, gate, no_base)}
+SCENES = {
+    scene.__name__: scene for scene in (within, unresolved, slower, over, invalid, incomplete, gate, no_base)
+}
 
 __all__ = ["ALL", "OFF", "SCENES", "ExitCode", "Verdict"]

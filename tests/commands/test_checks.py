@@ -1,4 +1,5 @@
-"""The doctor's page: every check answers, in 80 columns, and one that breaks does not take the others along."""
+"""The doctor's page: every check answers, in 80 columns, and one that breaks does not take the others
+along."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_a_check_that_breaks_is_one_line_and_the_others_go_on(monkeypatch):
 
 def test_the_package_of_the_same_name_is_noticed(monkeypatch):
     real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.0" if name == "dflash" else real(name))
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "0.1.0" if name == "dflash" else real(name)
+    )
     state, text = checks.check_clash()
     assert state == "warning"
     assert "0.1.0" in text
@@ -75,7 +78,10 @@ def test_nvml_says_what_a_gpu_refuses(tmp_path, monkeypatch):
     stub.add("GPU-0")
     stub.code(stub.add("GPU-1"), "utilisation", nvml_stub.NOT_SUPPORTED)
     state, text = checks.check_nvml()
-    assert (state, text) == ("ok", "2 GPUs seen, driver 999.1: gpu/* is on; no utilisation on GPU 1 (Not Supported)")
+    assert (state, text) == (
+        "ok",
+        "2 GPUs seen, driver 999.1: gpu/* is on; no utilisation on GPU 1 (Not Supported)",
+    )
     assert stub.open == 0
 
 

@@ -50,16 +50,28 @@ BAD_INPUT = {
     "broken JSON": ([], lines(IDS, IDS, "{broken"), "data.jsonl:3: not valid JSON"),
     "unknown key": (["drafter.layrs=2"], lines(IDS), "unknown key 'drafter.layrs'; did you mean 'layers'?"),
     "wrong type": (["train.steps=many"], lines(IDS), "train.steps = 'many': input should be a valid integer"),
-    "hidden size": (["drafter.hidden_size=48"], lines(IDS), "drafter.hidden_size = 48: target 'tiny-hybrid' has 32"),
+    "hidden size": (
+        ["drafter.hidden_size=48"],
+        lines(IDS),
+        "drafter.hidden_size = 48: target 'tiny-hybrid' has 32",
+    ),
     "empty data set": ([], "", "the data set is empty"),
-    "mask token": (["drafter.mask_token_id=64"], lines(IDS), "drafter.mask_token_id = 64: outside the target's vocabulary of 64"),
+    "mask token": (
+        ["drafter.mask_token_id=64"],
+        lines(IDS),
+        "drafter.mask_token_id = 64: outside the target's vocabulary of 64",
+    ),
     "token outside": ([], lines(IDS | {"input_ids": [1, 2, 3, 4, 5, 99]}), "data.jsonl:1: "),
     "no format": ([], lines({"question": "1+1", "answer": "2"}), "dflash prepare --from"),
     "no such target": (["target.model=./nothing"], lines(IDS), "target.model = './nothing': no such folder"),
     "taps": (["target.layer_ids=[1, 9]"], lines(IDS), "below tiny-hybrid's 5 layers"),
     "no CUDA device": (['target.devices=["cuda:77"]'], lines(IDS), "device 'cuda:77': this machine has"),
     "queue": (["queue.hs_min_ready=9"], lines(IDS), "queue.hs_min_ready = 9 is over queue.capacity = 4"),
-    "collector": (['observe.collectors=["profle"]'], lines(IDS), "unknown collector 'profle'; did you mean 'pro"),
+    "collector": (
+        ['observe.collectors=["profle"]'],
+        lines(IDS),
+        "unknown collector 'profle'; did you mean 'pro",
+    ),
     "objective": (["objective.kind=kt"], lines(IDS), "unknown objective 'kt'; did you mean 'kd'?"),
     "sink": (['observe.sinks=["jsnl"]'], lines(IDS), "unknown sink 'jsnl'; did you mean 'jsonl'?"),
 }
@@ -130,8 +142,17 @@ def test_the_published_plan_of_the_reference_machine(capsys):
 @pytest.mark.timeout(4 * HANG_S)
 def test_sigterm_finishes_the_step_writes_a_checkpoint_and_the_run_resumes(tmp_path):
     ids = write_ids(tmp_path / "ids.jsonl")
-    command = [sys.executable, "-m", "dflash", *arguments("train.steps=100000", data=ids), "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+    command = [
+        sys.executable,
+        "-m",
+        "dflash",
+        *arguments("train.steps=100000", data=ids),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
+    )
     metrics = tmp_path / "run" / "metrics.jsonl"
 
     def it_trains() -> bool:

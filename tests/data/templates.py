@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# ruff: noqa: E501
-
 # ChatML with the turn's end and a generation prompt, no tags: Qwen2's behaviour.
 CHATML = """\
 {%- for m in messages -%}
@@ -26,8 +24,9 @@ CHATML_TAGGED = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 
-# Qwen3: thoughts are dropped from turns before the last question; the last answer always has a think block, an empty one
-# if need be; the prompt has an empty block only when thinking is switched off; tool results are joined in a user's turn.
+# Qwen3: thoughts are dropped from turns before the last question; the last answer always has a think block,
+# an empty one if need be; the prompt has an empty block only when thinking is switched off; tool results are
+# joined in a user's turn.
 QWEN3 = """\
 {%- if tools -%}
 {{ '<|im_start|>system\\n' }}
@@ -80,7 +79,8 @@ QWEN3 = """\
 {%- endif -%}
 """
 
-# Qwen3.5: contents are trimmed, every answer after the last question has a think block, and the prompt opens one.
+# Qwen3.5: contents are trimmed, every answer after the last question has a think block, and the prompt opens
+# one.
 QWEN35 = """\
 {%- set ns = namespace(last=-1) -%}
 {%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}

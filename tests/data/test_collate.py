@@ -33,7 +33,9 @@ def check(batch, rows, geometry):
         assert batch.input_ids[row, :length].tolist() == sample.input_ids.tolist()
         assert not batch.input_ids[row, length:].any()
         fit = [
-            a for a in range(length - 1) if sample.loss_mask[a] and sample.loss_mask[a + 1] and documents[a] == documents[a + 1]
+            a
+            for a in range(length - 1)
+            if sample.loss_mask[a] and sample.loss_mask[a + 1] and documents[a] == documents[a + 1]
         ]
         kept = [int(a) for a, keep in zip(batch.anchors[row], batch.keep[row], strict=True) if keep]
         assert len(kept) == min(len(fit), geometry.anchors)
@@ -51,7 +53,9 @@ def check(batch, rows, geometry):
                 counted = a + k < length and sample.loss_mask[a + k] and documents[a + k] == documents[a]
                 weight = np.exp(-(k - 1) / geometry.gamma) if counted else 0.0
                 assert abs(float(batch.weights[row, place, k - 1]) - weight) < 1e-6
-                assert int(batch.labels[row, place, k - 1]) == (int(sample.input_ids[a + k]) if counted else 0)
+                assert int(batch.labels[row, place, k - 1]) == (
+                    int(sample.input_ids[a + k]) if counted else 0
+                )
                 weights += weight
     assert abs(batch.weight_sum - weights) < 1e-4
     assert batch.lengths == tuple(len(sample.input_ids) for sample in rows)
@@ -91,7 +95,13 @@ def test_same_spec_same_batch_and_other_seed_other_anchors():
     for name in ("input_ids", "anchors", "keep", "labels", "weights", "document_start"):
         assert torch.equal(getattr(one, name), getattr(same, name))
     assert not torch.equal(one.anchors, other.anchors)
-    assert one.input_ids.dtype == one.anchors.dtype == one.labels.dtype == one.document_start.dtype == torch.int64
+    assert (
+        one.input_ids.dtype
+        == one.anchors.dtype
+        == one.labels.dtype
+        == one.document_start.dtype
+        == torch.int64
+    )
     assert one.keep.dtype == torch.bool
     assert one.weights.dtype == torch.float32
     assert one.documents is None
@@ -101,7 +111,8 @@ def test_same_spec_same_batch_and_other_seed_other_anchors():
 @given(st.lists(st.integers(2, 16), min_size=1, max_size=40))
 def test_pack_keeps_every_document_whole(lengths):
     made = [
-        Sample(np.full(length, number, np.int32), np.ones(length, bool), f"f:{number}") for number, length in enumerate(lengths)
+        Sample(np.full(length, number, np.int32), np.ones(length, bool), f"f:{number}")
+        for number, length in enumerate(lengths)
     ]
     rows = pack(made, 16)
     seen = []

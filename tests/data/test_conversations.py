@@ -17,7 +17,12 @@ from dflash.data.messages import conversation_of
 from dflash.data.template import BadSample, Rendered
 from steptime.errors import UserError
 
-CHAT = {"conversations": [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "the quick brown fox"}]}
+CHAT = {
+    "conversations": [
+        {"role": "user", "content": "Hi?"},
+        {"role": "assistant", "content": "the quick brown fox"},
+    ]
+}
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def texts(dataset):
     return [dataset.tokenizer.decode(sample.input_ids[sample.loss_mask]) for sample in dataset.samples]
 
 
-# -- spellings ----------------------------------------------------------------------------------------------------------
+# -- spellings -----------------------------------------------------------------------------------------------
 
 SPELLINGS = [
     CHAT,
@@ -67,9 +72,15 @@ def test_json_array_parquet_and_folder(load, jsonl, tmp_path):
     (folder / "a.json").write_text(json.dumps(SPELLINGS[:2]), encoding="utf-8")
     datasets.Dataset.from_list([CHAT] * 3).to_parquet(str(folder / "b.parquet"))
     tools = {
-        "messages": [*CHAT["conversations"], {"role": "tool", "content": "x"}, {"role": "assistant", "content": "y", "name": "n"}]
+        "messages": [
+            *CHAT["conversations"],
+            {"role": "tool", "content": "x"},
+            {"role": "assistant", "content": "y", "name": "n"},
+        ]
     }
-    datasets.Dataset.from_list([tools, SPELLINGS[1]]).to_parquet(str(folder / "c.parquet"))  # keys filled up with None
+    datasets.Dataset.from_list([tools, SPELLINGS[1]]).to_parquet(
+        str(folder / "c.parquet")
+    )  # keys filled up with None
     dataset = load(folder)
     assert texts(dataset)[:5] == ["the quick brown fox<|im_end|>"] * 5
     assert len(dataset.samples) == 7
@@ -91,7 +102,9 @@ def test_sharegpt_tools_system_and_function_calls():
     assert found is not None
     messages, tools = found
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
-    assert messages[2]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"word": "fox"}}}]
+    assert messages[2]["tool_calls"] == [
+        {"type": "function", "function": {"name": "f", "arguments": {"word": "fox"}}}
+    ]
     assert (messages[4]["reasoning_content"], messages[4]["content"]) == ("hm", "An animal.")
     assert tools == [{"name": "f"}]
     openai = {
@@ -104,7 +117,12 @@ def test_sharegpt_tools_system_and_function_calls():
 
 
 def test_reasoning_kept_or_masked(load, jsonl, with_template):
-    row = {"messages": [CHAT["conversations"][0], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nthe fox"}]}
+    row = {
+        "messages": [
+            CHAT["conversations"][0],
+            {"role": "assistant", "content": "<think>\nhm\n</think>\n\nthe fox"},
+        ]
+    }
     path = jsonl(row)
     assert texts(load(path)) == ["<think>\nhm\n</think>\n\nthe fox<|im_end|>"]
     assert texts(load(path, reasoning="mask")) == ["the fox<|im_end|>"]
@@ -115,7 +133,11 @@ def test_reasoning_kept_or_masked(load, jsonl, with_template):
 
 def test_last_turn_only(load, jsonl):
     row = {
-        "messages": [*CHAT["conversations"], {"role": "user", "content": "More?"}, {"role": "assistant", "content": "no more"}]
+        "messages": [
+            *CHAT["conversations"],
+            {"role": "user", "content": "More?"},
+            {"role": "assistant", "content": "no more"},
+        ]
     }
     assert texts(load(jsonl(row), turns="last")) == ["no more<|im_end|>"]
 
@@ -126,14 +148,18 @@ def test_answer_that_was_cut_has_no_end_in_the_loss(load, jsonl):
 
 def test_token_ids(load, jsonl):
     dataset = load(
-        jsonl({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 0]}, CHAT, {"input_ids": [9, 9], "loss_mask": [True, True]})
+        jsonl(
+            {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 0]},
+            CHAT,
+            {"input_ids": [9, 9], "loss_mask": [True, True]},
+        )
     )
     assert dataset.samples[0].input_ids.tolist() == [5, 6, 7, 8]
     assert dataset.samples[0].loss_mask.tolist() == [False, True, True, False]
     assert dataset.samples[2].input_ids.tolist() == [9, 9]  # the order of the file
 
 
-# -- cutting and dropping -----------------------------------------------------------------------------------------------
+# -- cutting and dropping ------------------------------------------------------------------------------------
 
 
 def test_cut_keeps_a_pair_or_drops_and_counts(load, jsonl):
@@ -156,28 +182,43 @@ def test_limit(load, jsonl):
     assert len(load(jsonl(*[CHAT] * 5), limit=3).samples) == 3
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------------
+# -- bad input -----------------------------------------------------------------------------------------------
 
 BAD = [
     ('{"messages": [', r"not valid JSON: expecting value at column \d+"),
     ("[1, 2]", "a list where an object is expected"),
     ({"messages": CHAT["conversations"][:1]}, "no assistant text"),
     ({"messages": []}, "no assistant text: the conversation is empty"),
-    ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "  "}]}, "no assistant text"),
+    (
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "  "}]},
+        "no assistant text",
+    ),
     ({"messages": "hello"}, "the conversation is a str, not a list of messages"),
     ({"messages": ["hello"]}, "message 1 is a str, not an object with 'role' and 'content'"),
-    ({"messages": [{"speaker": "me", "content": "x"}]}, r"message 1 has neither 'role' nor 'from' \(found: speaker, content\)"),
+    (
+        {"messages": [{"speaker": "me", "content": "x"}]},
+        r"message 1 has neither 'role' nor 'from' \(found: speaker, content\)",
+    ),
     ({"messages": [{"role": "judge", "content": "x"}]}, "message 1 has the unknown role 'judge'"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "message 1 holds 'image_url' content; only text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "message 1 holds 'image_url' content; only text",
+    ),
     ({"messages": [{"role": "user", "content": 5}]}, "message 1 has content of type int, not text"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "message 1 has a tool call without a function name"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+        "message 1 has a tool call without a function name",
+    ),
     ({"input_ids": [1, 2]}, r"'input_ids' without 'loss_mask' \(found: input_ids\)"),
     ({"input_ids": [1, 2], "loss_mask": [1]}, "'input_ids' has 2 entries, 'loss_mask' 1"),
     ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "no assistant text: 'loss_mask' is all 0"),
     ({"input_ids": [1, 2], "loss_mask": [2, 1]}, "'loss_mask' may hold only 0 and 1"),
     ({"input_ids": [1.5, 2], "loss_mask": [1, 1]}, "'input_ids' must be a flat list of integers"),
     ({"input_ids": [[1], [2, 3]], "loss_mask": [1, 1]}, "'input_ids' and 'loss_mask' must be flat lists"),
-    ({"input_ids": [1, 999999], "loss_mask": [1, 1]}, r"token id 999999 at position 1 is outside the vocabulary of \d+"),
+    (
+        {"input_ids": [1, 999999], "loss_mask": [1, 1]},
+        r"token id 999999 at position 1 is outside the vocabulary of \d+",
+    ),
     ({"input_ids": [-1, 2], "loss_mask": [1, 1]}, "token id -1 at position 0 is outside the vocabulary"),
     (
         {"question": "a", "answer": "b", "n": 1},
@@ -216,9 +257,13 @@ def test_missing_empty_and_unreadable_files(load, jsonl, tmp_path):
         load(tmp_path / "nowhere.jsonl")
     with pytest.raises(UserError, match=r"data.jsonl: the data set is empty$"):
         load(jsonl())
-    with pytest.raises(UserError, match=r"the data set is empty \(1 left out, the first: .*:1: no assistant text"):
+    with pytest.raises(
+        UserError, match=r"the data set is empty \(1 left out, the first: .*:1: no assistant text"
+    ):
         load(jsonl({"messages": []}), skip_bad=True)
-    with pytest.raises(UserError, match=r"the data set is empty \(1 left out, the first: .*no two supervised"):
+    with pytest.raises(
+        UserError, match=r"the data set is empty \(1 left out, the first: .*no two supervised"
+    ):
         load(jsonl({"input_ids": [1, 2], "loss_mask": [1, 0]}))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no .jsonl, .json, .parquet file in this folder"):
@@ -244,12 +289,18 @@ def test_token_ids_need_no_tokenizer(jsonl, tmp_path):
         load_samples(chat, None)
 
 
-# -- masks by token -----------------------------------------------------------------------------------------------------
+# -- masks by token ------------------------------------------------------------------------------------------
 
 
 def test_token_that_begins_in_the_prompt_is_not_supervised():
     assert token_mask(np.array([0, 2, 5, 9, 9]), [(3, 9)]).tolist() == [False, False, True, False, False]
-    assert token_mask(np.array([0, 2, 5, 9, 9]), [(0, 1), (5, 20)]).tolist() == [True, False, True, True, True]
+    assert token_mask(np.array([0, 2, 5, 9, 9]), [(0, 1), (5, 20)]).tolist() == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 PIECES = ["def ", "return", "schön", "日本", "\n\n", "  ", "<|im_end|>", "é", "e\u0301", "🙂", "x"]
@@ -285,7 +336,7 @@ def test_tokenizers_that_are_not_byte_level_use_offsets(tokenizer):
     assert token_bytes(changed) is None
 
 
-# -- the cache ----------------------------------------------------------------------------------------------------------
+# -- the cache -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -298,8 +349,12 @@ def test_second_time_comes_from_the_cache(load, jsonl, cached, monkeypatch):
     first = load(path)
     monkeypatch.setattr(conversations, "_tokenise", None)  # would raise
     again = load(path)
-    assert [sample.input_ids.tolist() for sample in again.samples] == [sample.input_ids.tolist() for sample in first.samples]
-    assert [sample.loss_mask.tolist() for sample in again.samples] == [sample.loss_mask.tolist() for sample in first.samples]
+    assert [sample.input_ids.tolist() for sample in again.samples] == [
+        sample.input_ids.tolist() for sample in first.samples
+    ]
+    assert [sample.loss_mask.tolist() for sample in again.samples] == [
+        sample.loss_mask.tolist() for sample in first.samples
+    ]
     assert [sample.origin for sample in again.samples] == [sample.origin for sample in first.samples]
     assert (again.skipped, again.dropped, again.cut) == (first.skipped, first.dropped, first.cut)
     assert len(load(path, limit=2).samples) == 2

@@ -51,12 +51,17 @@ else:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    """A small part of the real library under a root of its own: enough functions, and one second instead of ten."""
+    """A small part of the real library under a root of its own: enough functions, and one second instead of
+    ten."""
     root = tmp_path_factory.mktemp("library")
     real = Path(sysconfig.get_paths()["stdlib"])
     for name in ("asyncio", "json", "unittest", "test/support"):
         if (real / name).is_dir():  # some systems package `test` apart
-            shutil.copytree(real / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "test_*", "*.txt", "data"))
+            shutil.copytree(
+                real / name,
+                root / name,
+                ignore=shutil.ignore_patterns("__pycache__", "test_*", "*.txt", "data"),
+            )
     (root / "broken.py").write_text("def (:\n")
     (root / "latin.py").write_bytes("# sch\xf6n\n".encode("latin-1"))
     return root
@@ -79,7 +84,8 @@ def test_functions_of():
     assert wait.docstring == ""
     turns = size.conversation()["conversations"]
     assert (
-        turns[0]["content"] == "Write `Box.size` of the Python module `box`.\n\ndef size(self) -> int:\n\nThe size.\n\nIn units."
+        turns[0]["content"]
+        == "Write `Box.size` of the Python module `box`.\n\ndef size(self) -> int:\n\nThe size.\n\nIn units."
     )
     assert turns[1]["content"] == f"```python\n{size.source}\n```"
 
@@ -95,7 +101,12 @@ def test_library_once_and_in_an_order_of_names_only(library):
 
 
 def test_built_folder(built):
-    assert sorted(path.name for path in built.iterdir()) == ["heldout.jsonl", "meta.json", "tokenizer", "train.jsonl"]
+    assert sorted(path.name for path in built.iterdir()) == [
+        "heldout.jsonl",
+        "meta.json",
+        "tokenizer",
+        "train.jsonl",
+    ]
     splits = {}
     for split in ("train", "heldout"):
         rows = [json.loads(line) for line in (built / f"{split}.jsonl").read_text().splitlines()]
@@ -113,7 +124,11 @@ def test_built_again_is_equal_byte_for_byte(built, library, tmp_path):
     code = "import sys; from pathlib import Path; from dflash.data.corpus import ensure_stdlib; "
     code += "print(ensure_stdlib(sys.argv[1], 1024, Path(sys.argv[2])))"
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path, library], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code, tmp_path, library],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     other = Path(done.stdout.strip())
     assert other.name == built.name
@@ -153,14 +168,18 @@ def test_cache_that_cannot_be_written(library, tmp_path):
         ensure_stdlib(tmp_path / "file" / "cache", 1024, library)
 
 
-# -- tokenizer ----------------------------------------------------------------------------------------------------------
+# -- tokenizer -----------------------------------------------------------------------------------------------
 
 
 def test_special_tokens(built):
     tokenizer = read_tokenizer(built / "tokenizer")
     assert tokenizer.is_fast
     assert len(tokenizer) <= 1024
-    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.mask_token) == ("<|im_end|>", "<|endoftext|>", "<|MASK|>")
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.mask_token) == (
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|MASK|>",
+    )
     assert len({tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id}) == 3
     for text in ("<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>"):
         assert len(tokenizer.encode(text, add_special_tokens=False)) == 1
@@ -170,7 +189,12 @@ def test_special_tokens(built):
 
 def test_any_text_comes_back(built):
     tokenizer = read_tokenizer(built / "tokenizer")
-    for text in ("def f(x):\n\treturn  x\n\n\n", "naïve — 日本語 🙂", "\x00\x7f e\u0301", "Don't  strip ' this"):
+    for text in (
+        "def f(x):\n\treturn  x\n\n\n",
+        "naïve — 日本語 🙂",
+        "\x00\x7f e\u0301",
+        "Don't  strip ' this",
+    ):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -187,7 +211,9 @@ def test_vocabulary_too_small():
 
 
 def test_missing_tokenizer(tmp_path):
-    with pytest.raises(UserError, match=r"^data.tokenizer = '.*nowhere': no tokenizer could be loaded") as caught:
+    with pytest.raises(
+        UserError, match=r"^data.tokenizer = '.*nowhere': no tokenizer could be loaded"
+    ) as caught:
         read_tokenizer(tmp_path / "nowhere")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"^target.model = "):

@@ -48,7 +48,9 @@ def test_bucket_is_the_shortest_for_its_longest_sample(sizes, batch_size, seed):
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths, st.integers(1, 9), st.integers(0, 2**32), st.lists(st.integers(0, 500), min_size=1, max_size=20))
+@given(
+    lengths, st.integers(1, 9), st.integers(0, 2**32), st.lists(st.integers(0, 500), min_size=1, max_size=20)
+)
 def test_spec_is_pure(sizes, batch_size, seed, places):
     """Any order of asking, any number of plans: one answer."""
     plan, other = EpochPlan(sizes, BUCKETS, batch_size, seed), EpochPlan(sizes, BUCKETS, batch_size, seed)
@@ -77,7 +79,9 @@ def test_fewer_samples_than_a_batch():
 def test_lengths_stay_mixed():
     """In every tenth of an epoch each bucket has about its share of batches."""
     rng = np.random.default_rng(0)
-    sizes = np.concatenate([rng.integers(1, 17, 4000), rng.integers(17, 33, 2000), rng.integers(33, 65, 2000)])
+    sizes = np.concatenate(
+        [rng.integers(1, 17, 4000), rng.integers(17, 33, 2000), rng.integers(33, 65, 2000)]
+    )
     plan = EpochPlan(sizes, BUCKETS, 4, 0)
     buckets = [spec.bucket for spec in epoch(plan, 0)]
     for part in np.array_split(buckets, 10):
@@ -106,7 +110,11 @@ def test_cycle_repeats_all_but_the_index(length, place):
     cycle = CyclePlan(plan, length)
     spec, source = cycle.spec(place), plan.spec(place % length)
     assert spec.index == place
-    assert (spec.sample_ids, spec.bucket, spec.anchor_seed) == (source.sample_ids, source.bucket, source.anchor_seed)
+    assert (spec.sample_ids, spec.bucket, spec.anchor_seed) == (
+        source.sample_ids,
+        source.bucket,
+        source.anchor_seed,
+    )
 
 
 def test_anchor_seeds_differ_by_place_and_seed():

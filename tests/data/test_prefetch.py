@@ -18,7 +18,10 @@ LENGTHS = [5, 9, 16, 30, 12, 7]
 
 @pytest.fixture
 def parts():
-    rows = [Sample(np.arange(1, length + 1, dtype=np.int32), np.arange(length) > 1, f"f:{length}") for length in LENGTHS]
+    rows = [
+        Sample(np.arange(1, length + 1, dtype=np.int32), np.arange(length) > 1, f"f:{length}")
+        for length in LENGTHS
+    ]
     return EpochPlan(LENGTHS, (16, 32), 2, 0), Collator(Dataset(rows), BlockGeometry(4, 4))
 
 
@@ -96,7 +99,9 @@ def test_counters_off_stand_still(parts):
     prefetcher = BatchPrefetcher(*parts, depth=2, stop_index=4)
     prefetcher.start()
     drain(prefetcher)
-    assert prefetcher.counters.batches == prefetcher.counters.tokens == sum(prefetcher.counters.length_bins) == 0
+    assert (
+        prefetcher.counters.batches == prefetcher.counters.tokens == sum(prefetcher.counters.length_bins) == 0
+    )
 
 
 def test_fault_is_reported_once_and_nobody_hangs(parts):

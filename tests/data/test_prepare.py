@@ -18,7 +18,8 @@ def rows_of(path: Path) -> list[dict]:
 
 
 def run(*arguments: object) -> int:
-    """The command as `dflash prepare` calls it; user errors come as exceptions, as the command line maps them."""
+    """The command as `dflash prepare` calls it; user errors come as exceptions, as the command line maps
+    them."""
     app = typer.Typer()
     command.register(app)
     app.command("other")(lambda: None)
@@ -26,7 +27,9 @@ def run(*arguments: object) -> int:
 
 
 def test_convert(jsonl, tmp_path):
-    path = jsonl({"question": "a?", "answer": "b", "rule": "be kind"}, {"question": "ü?", "answer": 42, "rule": None})
+    path = jsonl(
+        {"question": "a?", "answer": "b", "rule": "be kind"}, {"question": "ü?", "answer": 42, "rule": None}
+    )
     result = convert(path, Fields(("question",), "answer", "rule"), tmp_path / "out.jsonl")
     assert result.written == 2
     assert rows_of(result.out) == [
@@ -45,13 +48,18 @@ def test_convert_joins_several_questions_and_reads_parquet(tmp_path):
     import datasets
 
     path = tmp_path / "in.parquet"
-    datasets.Dataset.from_list([{"i": "Add.", "x": "1 2", "o": "3"}, {"i": "Say.", "x": "", "o": "hi"}]).to_parquet(str(path))
+    datasets.Dataset.from_list(
+        [{"i": "Add.", "x": "1 2", "o": "3"}, {"i": "Say.", "x": "", "o": "hi"}]
+    ).to_parquet(str(path))
     result = convert(path, Fields(("i", "x"), "o"), tmp_path / "out.jsonl", cache=tmp_path)
     assert [row["conversations"][0]["content"] for row in rows_of(result.out)] == ["Add.\n\n1 2", "Say."]
 
 
 BAD = [
-    ({"question": "a", "anser": "b"}, r"no field 'answer' \(found: question, anser\); did you mean 'anser'\?"),
+    (
+        {"question": "a", "anser": "b"},
+        r"no field 'answer' \(found: question, anser\); did you mean 'anser'\?",
+    ),
     ({"question": "a", "answer": ""}, "no assistant text: 'answer' is empty"),
     ({"question": " ", "answer": "b"}, "no question: 'question' empty"),
     ({"question": "a", "answer": ["b"]}, "field 'answer' holds a list, not text"),
@@ -91,7 +99,11 @@ def test_command_converts_then_looks(jsonl, tmp_path, capsys, tokenizer):
     assert f"{out}: 1 conversations" in shown
     assert f"{path}:2: no field 'answer'" in shown
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    settings = [f"data.path={out}", f"data.tokenizer={tmp_path / 'tokenizer'}", f"data.cache={tmp_path / 'cache'}"]
+    settings = [
+        f"data.path={out}",
+        f"data.tokenizer={tmp_path / 'tokenizer'}",
+        f"data.cache={tmp_path / 'cache'}",
+    ]
     assert run(*[part for setting in settings for part in ("--set", setting)]) == 0
     shown = capsys.readouterr().out
     assert "1 samples" in shown

@@ -58,7 +58,7 @@ def tasks(jsonl, tmp_path):
     return make
 
 
-# -- the walk through a conversation ------------------------------------------------------------------------------------
+# -- the walk through a conversation -------------------------------------------------------------------------
 
 
 def test_every_answer_from_the_new_history(tasks, tmp_path):
@@ -87,7 +87,9 @@ def test_tool_calls_stay(tasks, tmp_path):
 
 def test_thoughts_are_split_off_and_cut_answers_marked(tasks, tmp_path):
     rows = [{"messages": [USER, OLD, USER, OLD]}] * 2
-    report = regenerate(tasks(*rows), Echo(answer="<think>\nhm\n</think>\n\nyes", finished=False), tmp_path / "out.jsonl", {})
+    report = regenerate(
+        tasks(*rows), Echo(answer="<think>\nhm\n</think>\n\nyes", finished=False), tmp_path / "out.jsonl", {}
+    )
     (result, _) = rows_of(tmp_path / "out.jsonl")
     assert result == {
         "conversations": [USER, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}],
@@ -103,7 +105,9 @@ def test_no_answer_is_left_out_and_counted(tasks, tmp_path, text):
             for place in range(len(prompts)):
                 done(place, Answer("fine", True) if place else Answer(text, False))
 
-    report = regenerate(tasks({"messages": [USER, OLD]}, {"messages": [USER, OLD]}), Half(), tmp_path / "out.jsonl", {})
+    report = regenerate(
+        tasks({"messages": [USER, OLD]}, {"messages": [USER, OLD]}), Half(), tmp_path / "out.jsonl", {}
+    )
     assert (report.written, report.empty) == (1, 1)
     with pytest.raises(UserError, match="no answer to any of 1"):
         regenerate(tasks({"messages": [USER, OLD]}), Half(), tmp_path / "none.jsonl", {})
@@ -119,7 +123,7 @@ def test_bad_conversations(jsonl, tmp_path):
     assert "only chat files" in skipped[1][1]
 
 
-# -- resuming -----------------------------------------------------------------------------------------------------------
+# -- resuming ------------------------------------------------------------------------------------------------
 
 MANY = [{"messages": [{"role": "user", "content": f"{n}?"}, OLD]} for n in range(40)]
 
@@ -151,15 +155,24 @@ def test_other_settings_or_input_start_afresh(tasks, tmp_path):
         assert len(echo.prompts) == len(rows)
 
 
-# -- the target in this process -----------------------------------------------------------------------------------------
+# -- the target in this process ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def model():
-    """A hybrid model (gated delta net and full attention) with weights large enough that its answers differ."""
+    """A hybrid model (gated delta net and full attention) with weights large enough that its answers
+    differ."""
     from dflash.models.target import build_tiny
 
-    settings = ["hidden_size=32", "intermediate_size=64", "layers=4", "heads=2", "kv_heads=1", "head_dim=16", "linear_heads=2"]
+    settings = [
+        "hidden_size=32",
+        "intermediate_size=64",
+        "layers=4",
+        "heads=2",
+        "kv_heads=1",
+        "head_dim=16",
+        "linear_heads=2",
+    ]
     settings += ["linear_head_dim=16", "vocab_size=512"]
     made = build_tiny(load_config(None, [f"target.tiny.{setting}" for setting in settings]).target).eval()
     with torch.no_grad():
@@ -177,7 +190,9 @@ def make(model, tokenizer, batch, stops=None, **settings):
 def test_batch_equals_one_by_one_in_a_hybrid_model(model, tokenizer):
     """Left padding leaves no trace in attention, convolution or recurrent state, whatever the lengths."""
     generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(0, 256, (length,), generator=generator).tolist() for length in (1, 3, 9, 20, 33, 64, 70)]
+    prompts = [
+        torch.randint(0, 256, (length,), generator=generator).tolist() for length in (1, 3, 9, 20, 33, 64, 70)
+    ]
     together = make(model, tokenizer, 8).answers(prompts)
     alone = [make(model, tokenizer, 1).answers([prompt])[0] for prompt in prompts]
     assert [answer.ids for answer in together] == [answer.ids for answer in alone]
@@ -197,7 +212,9 @@ def test_stops_at_any_stop_token(model, tokenizer):
 
 
 def test_files_of_text_and_of_tokens(model, tokenizer, tasks, tmp_path):
-    chat = [{"messages": [{"role": "user", "content": text}, OLD]} for text in ("the fox", "a", "def add(a, b):")]
+    chat = [
+        {"messages": [{"role": "user", "content": text}, OLD]} for text in ("the fox", "a", "def add(a, b):")
+    ]
     report = regenerate(tasks(*chat), make(model, tokenizer, 2), tmp_path / "ids.jsonl", {}, as_tokens=True)
     rows = rows_of(tmp_path / "ids.jsonl")
     assert (report.written, report.cut) == (3, 3)
@@ -207,9 +224,13 @@ def test_files_of_text_and_of_tokens(model, tokenizer, tasks, tmp_path):
         assert row["input_ids"][: len(prompt)] == prompt
         assert row["loss_mask"] == [0] * len(prompt) + [1] * 12
     config = DataConfig(path=str(tmp_path / "ids.jsonl"), cache=str(tmp_path))
-    assert load_samples(config, tokenizer, vocab_size=512).samples[1].input_ids.tolist() == rows[1]["input_ids"]
+    assert (
+        load_samples(config, tokenizer, vocab_size=512).samples[1].input_ids.tolist() == rows[1]["input_ids"]
+    )
     regenerate(tasks(*chat), make(model, tokenizer, 2), tmp_path / "text.jsonl", {})
-    text = load_samples(DataConfig(path=str(tmp_path / "text.jsonl"), cache=str(tmp_path)), tokenizer, vocab_size=512)
+    text = load_samples(
+        DataConfig(path=str(tmp_path / "text.jsonl"), cache=str(tmp_path)), tokenizer, vocab_size=512
+    )
     for sample in text.samples:  # cut answers: their end is not in the loss
         assert tokenizer.eos_token_id not in sample.input_ids[sample.loss_mask]
 
@@ -227,7 +248,10 @@ def test_prompt_that_opens_a_thought(model, with_template):
 def test_prompt_that_leaves_no_room(model, tokenizer):
     answers = {}
     generator = make(model, tokenizer, 4, context=20)
-    short, long = Prompt(({"role": "user", "content": "a"},)), Prompt(({"role": "user", "content": "word " * 30},))
+    short, long = (
+        Prompt(({"role": "user", "content": "a"},)),
+        Prompt(({"role": "user", "content": "word " * 30},)),
+    )
     generator([long, short], answers.__setitem__)
     assert (answers[0].text, answers[0].finished) == ("", False)
     assert len(answers[1].prompt_ids) + len(answers[1].ids) <= 20
@@ -241,16 +265,20 @@ def test_conversation_that_the_template_refuses(model, with_template):
 
 def test_sampling_differs_from_greedy(model, tokenizer):
     prompt = list(range(40, 60))
-    (greedy,), (warm,) = make(model, tokenizer, 1).answers([prompt]), make(model, tokenizer, 1, temperature=5.0).answers([prompt])
+    (greedy,), (warm,) = (
+        make(model, tokenizer, 1).answers([prompt]),
+        make(model, tokenizer, 1, temperature=5.0).answers([prompt]),
+    )
     assert greedy.ids != warm.ids
     assert make(model, tokenizer, 1, temperature=5.0).answers([prompt])[0].ids == warm.ids
 
 
-# -- an endpoint --------------------------------------------------------------------------------------------------------
+# -- an endpoint ---------------------------------------------------------------------------------------------
 
 
 class Server:
-    """A loopback server with OpenAI's interface; `script` says how the next calls go (status codes or texts)."""
+    """A loopback server with OpenAI's interface; `script` says how the next calls go (status codes or
+    texts)."""
 
     def __init__(self) -> None:
         self.requests: list[dict] = []
@@ -350,7 +378,11 @@ def test_endpoint_failure_keeps_what_is_finished(server, tasks, tmp_path):
 
 def test_endpoint_cut_answer_and_tool_arguments(server):
     server.script = [{"choices": [{"message": {"content": "half"}, "finish_reason": "length"}]}]
-    history = (USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "x"})
+    history = (
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "x"},
+    )
     assert not Endpoint(server.url, "m", 9)(Prompt(history)).finished
     call = server.requests[0]["messages"][1]["tool_calls"][0]
     assert (call["id"], call["function"]["arguments"]) == ("call_0", '{"a": 1}')
@@ -366,11 +398,14 @@ def test_nobody_at_the_endpoint(monkeypatch):
 
 def test_task_needs_an_answer_to_rewrite():
     assert not Task(0, "f:1", [USER], None).advance()
-    assert not Task(0, "f:1", [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}], None).advance()
+    assert not Task(
+        0, "f:1", [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}], None
+    ).advance()
 
 
 TINY = (
-    "hidden_size=32 intermediate_size=64 layers=8 heads=2 kv_heads=1 head_dim=16 linear_heads=2 linear_head_dim=16 vocab_size=512"
+    "hidden_size=32 intermediate_size=64 layers=8 heads=2 kv_heads=1 head_dim=16 linear_heads=2 "
+    "linear_head_dim=16 vocab_size=512"
 )
 
 

@@ -114,7 +114,9 @@ def wrapped_model() -> Any:
 
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
     return shaken(
-        Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=hybrid_model().config.to_dict(), vision_config=vision))
+        Qwen3_5ForConditionalGeneration(
+            Qwen3_5Config(text_config=hybrid_model().config.to_dict(), vision_config=vision)
+        )
     )
 
 
@@ -127,22 +129,36 @@ MODELS = {
 }
 
 
-def make_target(model: Any, folder: Path, layer_ids: tuple[int, ...] = (0, 1, 2), dtype: str = "float32") -> Target:
+def make_target(
+    model: Any, folder: Path, layer_ids: tuple[int, ...] = (0, 1, 2), dtype: str = "float32"
+) -> Target:
     """Through a folder, as a user's target comes."""
     save_target(model, folder)
     return load_target(TargetConfig(model=str(folder), layer_ids=layer_ids, dtype=dtype), CPU)
 
 
-def make_drafter(target: Target, block_size: int = 8, sliding_layers: int = 0, window: int = 2048, seed: int = 0) -> Drafter:
+def make_drafter(
+    target: Target, block_size: int = 8, sliding_layers: int = 0, window: int = 2048, seed: int = 0
+) -> Drafter:
     config = DrafterConfig(
-        layers=2, heads=4, kv_heads=2, head_dim=16, block_size=block_size, sliding_layers=sliding_layers, sliding_window=window
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        block_size=block_size,
+        sliding_layers=sliding_layers,
+        sliding_window=window,
     )
-    drafter = Drafter(DrafterShape.resolve(config, target.info, min(MASK_ID, target.info.vocab_size - 1)), seed)
+    drafter = Drafter(
+        DrafterShape.resolve(config, target.info, min(MASK_ID, target.info.vocab_size - 1)), seed
+    )
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in drafter.parameters():
             if parameter.dim() == 2:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[1] ** -0.5)
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=generator) * parameter.shape[1] ** -0.5
+                )
     return drafter.eval()
 
 
@@ -156,7 +172,8 @@ class LostTrack(LookupError):
 
 
 class Oracle:
-    """Stands for a drafter that knows the target's text and is wrong now and then, at places of its own in every row."""
+    """Stands for a drafter that knows the target's text and is wrong now and then, at places of its own in
+    every row."""
 
     def __init__(self, texts: list[list[int]], prompt_lengths: list[int], wrong_every: int = 5) -> None:
         self.texts, self.prompt_lengths, self.wrong_every = texts, prompt_lengths, wrong_every

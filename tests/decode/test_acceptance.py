@@ -49,7 +49,9 @@ def test_the_rate_rises_and_falls():
 
 
 def test_what_is_asked_for_goes_over_the_recipe():
-    recipe = recipe_of(parser().parse_args(["--answers", "0", "--steps", "7", "--target-tokens", "9", "--goal", "2.6"]))
+    recipe = recipe_of(
+        parser().parse_args(["--answers", "0", "--steps", "7", "--target-tokens", "9", "--goal", "2.6"])
+    )
     assert (recipe.answers, recipe.steps, recipe.target.tokens, recipe.goal) == (0, 7, 9, 2.6)
     assert recipe_of(parser().parse_args([])).goal == 2.3
 
@@ -83,10 +85,37 @@ def files(tmp_path):
 
 @pytest.mark.slow
 def test_all_stages_on_a_users_own_files(files, capsys):
-    small = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 16, "vocab_size": 320}
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "vocab_size": 320,
+    }
     small |= {"layers": 5, "linear_heads": 1, "linear_head_dim": 16}
-    arguments = ["--data", files / "train.jsonl", "--heldout", files / "heldout.jsonl", "--out", files / "out", "--goal", "1"]
-    arguments += ["--target-tokens", 12_000, "--answers", 16, "--answer-tokens", 12, "--steps", 12, "--prompts", 2]
+    arguments = [
+        "--data",
+        files / "train.jsonl",
+        "--heldout",
+        files / "heldout.jsonl",
+        "--out",
+        files / "out",
+        "--goal",
+        "1",
+    ]
+    arguments += [
+        "--target-tokens",
+        12_000,
+        "--answers",
+        16,
+        "--answer-tokens",
+        12,
+        "--steps",
+        12,
+        "--prompts",
+        2,
+    ]
     for setting in (
         *(f"target.tiny.{name}={value}" for name, value in small.items()),
         "target.taps=2",

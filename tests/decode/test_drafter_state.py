@@ -25,7 +25,8 @@ def features(target_of):
 
 
 def trained(drafter, target, features, anchor):
-    """Hidden states of the block at `anchor`, as in training: the whole text is there, the mask hides the rest."""
+    """Hidden states of the block at `anchor`, as in training: the whole text is there, the mask hides the
+    rest."""
     anchors = torch.tensor([[anchor]])
     with torch.no_grad():
         return drafter(
@@ -78,7 +79,9 @@ def test_rows_of_different_lengths(drafter, target_of, features):
         anchors = [length + count for length, count in zip(lengths, kept, strict=True)]
         together = state.hidden(torch.tensor([TEXT[anchor] for anchor in anchors]), B)
         for row, anchor in enumerate(anchors):
-            torch.testing.assert_close(together[row], trained(drafter, target, features, anchor), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                together[row], trained(drafter, target, features, anchor), rtol=1e-4, atol=1e-5
+            )
         state.select([2, 1])
         fewer = state.hidden(torch.tensor([TEXT[anchors[2]], TEXT[anchors[1]]]), B)
     torch.testing.assert_close(fewer, together[[2, 1]], rtol=1e-4, atol=1e-5)

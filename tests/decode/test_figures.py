@@ -30,7 +30,9 @@ def test_counted_by_hand():
     figures = summarise([A, B], 4)
     assert figures.tau == pytest.approx((4 + 1 + 3 + 2) / 4)
     assert figures.tau_by_prompt == pytest.approx((8 / 3 + 2) / 2)
-    assert figures.acceptance_rate == pytest.approx(7 / 11)  # B's third slot lay behind the end and was not judged
+    assert figures.acceptance_rate == pytest.approx(
+        7 / 11
+    )  # B's third slot lay behind the end and was not judged
     assert figures.slot_reached == pytest.approx((3 / 4, 3 / 4, 1 / 3))
     assert figures.slot_right == pytest.approx((3 / 4, 1.0, 1 / 2))
     assert figures.tokens_per_pass == pytest.approx(12 / 6)
@@ -78,7 +80,8 @@ def test_the_table_shows_the_best_and_the_worst():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "place"), [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [], None), ([5], [6], 0)]
+    ("one", "other", "place"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [], None), ([5], [6], 0)],
 )
 def test_first_difference(one, other, place):
     assert first_difference(one, other) == place
@@ -86,7 +89,9 @@ def test_first_difference(one, other, place):
 
 def test_repeated_share():
     assert repeated_share([1, 2, 3, 4, 5, 6]) == 0.0
-    assert repeated_share([7] * 10) == pytest.approx(6 / 10)  # the first run of four is new, every later one is not
+    assert repeated_share([7] * 10) == pytest.approx(
+        6 / 10
+    )  # the first run of four is new, every later one is not
     assert repeated_share([1, 2, 3, 4, 9, 1, 2, 3, 4]) == pytest.approx(1 / 9)
     assert repeated_share([]) == 0.0
 

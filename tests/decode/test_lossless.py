@@ -63,7 +63,9 @@ def decode_with_oracle(target, lengths, monkeypatch, wrong_every=5, **options):
     texts = [own_text(target, prompt, N + 16) for prompt in prompts]
     oracle = parts.Oracle(texts, list(lengths), wrong_every)
     monkeypatch.setattr(DrafterState, "draft", lambda self, anchors, size: oracle.draft(self, anchors, size))
-    return speculate(target, parts.make_drafter(target), prompts, max_new_tokens=N, **options), [text[:N] for text in texts]
+    return speculate(target, parts.make_drafter(target), prompts, max_new_tokens=N, **options), [
+        text[:N] for text in texts
+    ]
 
 
 @pytest.mark.slow
@@ -97,12 +99,15 @@ def test_a_state_that_is_not_rolled_back_is_found(family, target_of, monkeypatch
 def test_keys_that_are_not_cut_are_found(target_of, monkeypatch):
     """Planted: rejected tokens stay in the attention's memory."""
     plain = TargetState.commit
-    monkeypatch.setattr(TargetState, "commit", lambda self, kept: plain(self, [self._pending or 1] * len(kept)))
+    monkeypatch.setattr(
+        TargetState, "commit", lambda self, kept: plain(self, [self._pending or 1] * len(kept))
+    )
     assert not keeps_the_text(target_of("full"), monkeypatch)
 
 
 def test_transformers_crop_does_not_roll_back_a_recurrent_state(target_of):
-    """Why the mixers are replayed. Should this fail, transformers can do it by itself, and the replay may go."""
+    """Why the mixers are replayed. Should this fail, transformers can do it by itself, and the replay may
+    go."""
     from transformers import DynamicCache
 
     target = target_of("hybrid")
@@ -181,7 +186,10 @@ def test_a_text_model_in_a_wrapper(target_of, monkeypatch):
 
 @pytest.mark.parametrize(
     ("lengths", "new", "message"),
-    [((250,), 20, "prompt 1 has 250 tokens, with 20 new ones 270: longer than the context of target"), ((0,), 4, "no tokens")],
+    [
+        ((250,), 20, "prompt 1 has 250 tokens, with 20 new ones 270: longer than the context of target"),
+        ((0,), 4, "no tokens"),
+    ],
 )
 def test_prompts_that_do_not_fit_are_refused(target_of, lengths, new, message):
     target = target_of("full")

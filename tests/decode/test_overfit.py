@@ -1,4 +1,5 @@
-"""Trained on one answer of the target, a drafter guesses every slot of it: train, checkpoint, export, load, decode."""
+"""Trained on one answer of the target, a drafter guesses every slot of it: train, checkpoint, export, load,
+decode."""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ def test_eval_of_a_release_sampled_and_batched(run, capsys):
     (folder / "two.jsonl").write_text((folder / "one.jsonl").read_text() * 2)
     settings = [f"target.model={folder / 'target'}", f"data.path={folder / 'one.jsonl'}"]
     options = OPTIONS | {"temperature": 0.5, "batch": 2, "max_new_tokens": 16}
-    rc = evaluate(None, settings, None, folder / "spec", folder / "two.jsonl", out=folder / "eval2", **options)
+    rc = evaluate(
+        None, settings, None, folder / "spec", folder / "two.jsonl", out=folder / "eval2", **options
+    )
     assert rc == 0
     assert "not checked: the text was sampled" in capsys.readouterr().out
     assert len(json.loads((folder / "eval2" / "eval.json").read_text())["prompts"]) == 2
@@ -111,7 +114,9 @@ def test_a_text_that_is_not_the_targets_own_is_exit_code_1(run, monkeypatch, cap
     folder, _, _ = run
     monkeypatch.setattr(TargetState, "_roll_back_recurrent", lambda self, kept: None)
     prompts = folder / "other.jsonl"
-    rows = [{"input_ids": [*ids, 1], "loss_mask": [0] * len(ids) + [1]} for ids in parts.prompts((9, 14), seed=8)]
+    rows = [
+        {"input_ids": [*ids, 1], "loss_mask": [0] * len(ids) + [1]} for ids in parts.prompts((9, 14), seed=8)
+    ]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     rc = evaluate(None, None, folder / "run", None, prompts, out=folder / "eval3", **OPTIONS)
     assert rc == 1
@@ -133,7 +138,9 @@ def test_ties_are_told_from_faults(run):
         assert is_tie(target, prefix, best, second)
         assert not is_tie(target, prefix, best, int(logits.argmin()))
         worst = logits.topk(5).indices[-2:].tolist()
-        assert not is_tie(target, prefix, *worst)  # two equal ones that neither is the best would be no excuse
+        assert not is_tie(
+            target, prefix, *worst
+        )  # two equal ones that neither is the best would be no excuse
     finally:
         with torch.no_grad():
             head[second] = kept

@@ -36,7 +36,12 @@ def test_a_conversation_up_to_its_last_answer(read, tokenizer):
 
 def test_all_spellings_give_the_same(read):
     sharegpt = [{"from": "human", "value": "one and two"}, {"from": "gpt", "value": "three"}]
-    rows = [{"messages": CHAT}, {"conversations": sharegpt}, {"prompt": "one and two"}, {"messages": CHAT[:1]}]
+    rows = [
+        {"messages": CHAT},
+        {"conversations": sharegpt},
+        {"prompt": "one and two"},
+        {"messages": CHAT[:1]},
+    ]
     assert len({prompt.ids for prompt in read(*rows)}) == 1
 
 
@@ -60,7 +65,10 @@ def test_only_the_first_so_many(read):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "x", "answer": "y"}, r"prompts.jsonl:1: no 'conversations', .* \(found: question, answer\)"),
+        (
+            {"question": "x", "answer": "y"},
+            r"prompts.jsonl:1: no 'conversations', .* \(found: question, answer\)",
+        ),
         ({"messages": [{"role": "assistant", "content": "hello"}]}, "prompts.jsonl:1: no prompt"),
         ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "prompts.jsonl:1: no prompt: 'loss_mask' begins with 1"),
         ({"input_ids": [1, 999], "loss_mask": [0, 1]}, "token id 999 .* outside the vocabulary of 300"),
@@ -73,7 +81,10 @@ def test_other_rows_are_refused_with_file_and_line(read, row, message):
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_file_and_line(read):
-    with pytest.raises(UserError, match=r"prompts.jsonl:2: the prompt has \d+ tokens, with 8 new ones \d+: longer than .* of 40"):
+    with pytest.raises(
+        UserError,
+        match=r"prompts.jsonl:2: the prompt has \d+ tokens, with 8 new ones \d+: longer than .* of 40",
+    ):
         read({"prompt": "one"}, {"prompt": "one and two are three " * 20}, context=40)
 
 

@@ -1,4 +1,5 @@
-"""Sampled speculation draws from the target's distribution: chi-square against every continuation, enumerated."""
+"""Sampled speculation draws from the target's distribution: chi-square against every continuation,
+enumerated."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ V = 6
 PROMPT = [1, 4, 2]
 DRAWN = 3  # tokens: V ** 3 = 216 continuations
 SAME, OTHER = 1e-4, 1e-6  # p-values over and under which a test says so
-SAMPLERS = {"temperature 1": Sampler(1.0), "temperature 0.6": Sampler(0.6, seed=1), "top_p 0.8": Sampler(1.0, 0.8, seed=2)}
+SAMPLERS = {
+    "temperature 1": Sampler(1.0),
+    "temperature 0.6": Sampler(0.6, seed=1),
+    "top_p 0.8": Sampler(1.0, 0.8, seed=2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +112,11 @@ def shifted(drafts, chosen):
 
 
 def redrawn(drafts, chosen):
-    """Planted: accepted only when it matches twice, so that the bonus token is drawn again after a rejection."""
-    matches = (drafts == chosen[:, :-1]) & (torch.rand(drafts.shape, generator=torch.Generator().manual_seed(0)) < 0.7)
+    """Planted: accepted only when it matches twice, so that the bonus token is drawn again after a
+    rejection."""
+    matches = (drafts == chosen[:, :-1]) & (
+        torch.rand(drafts.shape, generator=torch.Generator().manual_seed(0)) < 0.7
+    )
     return matches.long().cumprod(dim=1).sum(dim=1)
 
 
@@ -136,13 +144,16 @@ def test_leading_matches():
 
 def test_top_p_keeps_the_fewest_that_reach_it():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    torch.testing.assert_close(Sampler(1.0, 0.7).probabilities(logits), torch.tensor([0.625, 0.375, 0.0, 0.0]))
+    torch.testing.assert_close(
+        Sampler(1.0, 0.7).probabilities(logits), torch.tensor([0.625, 0.375, 0.0, 0.0])
+    )
     torch.testing.assert_close(Sampler(1.0, 1e-6).probabilities(logits), torch.tensor([1.0, 0.0, 0.0, 0.0]))
 
 
 def test_one_seed_gives_one_text(target):
     texts = [
-        decode_plainly(target, [PROMPT], max_new_tokens=20, sampler=Sampler(1.0, seed=seed)).rows[0].tokens for seed in (1, 1, 2)
+        decode_plainly(target, [PROMPT], max_new_tokens=20, sampler=Sampler(1.0, seed=seed)).rows[0].tokens
+        for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
 

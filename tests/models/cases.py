@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dflash.data.anchors import BlockGeometry, Limits, context_limits, document_starts, sample_anchors, slot_labels
+from dflash.data.anchors import (
+    BlockGeometry,
+    Limits,
+    context_limits,
+    document_starts,
+    sample_anchors,
+    slot_labels,
+)
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.objectives.base import BlockObjective
 from dflash.models.objectives.ce import CrossEntropy
@@ -70,7 +77,8 @@ def make_case(
     dropped: bool = False,
     documents: bool = False,
 ) -> Case:
-    """A random batch. `dropped`: one row has fewer candidates than anchors. `documents`: each row holds two of them."""
+    """A random batch. `dropped`: one row has fewer candidates than anchors. `documents`: each row holds two
+    of them."""
     rng = np.random.default_rng(seed)
     geometry = BlockGeometry(anchors, shape.block_size)
     ids = rng.integers(0, shape.vocab_size - 1, (batch, context))
@@ -79,11 +87,19 @@ def make_case(
     if dropped:
         mask[-1] = False
         mask[-1, 7:12] = True
-    ids_of = np.broadcast_to((np.arange(context) >= context // 3).astype(np.int64), (batch, context)) if documents else None
-    drawn = [sample_anchors(mask[r], anchors, rng, None if ids_of is None else ids_of[r]) for r in range(batch)]
+    ids_of = (
+        np.broadcast_to((np.arange(context) >= context // 3).astype(np.int64), (batch, context))
+        if documents
+        else None
+    )
+    drawn = [
+        sample_anchors(mask[r], anchors, rng, None if ids_of is None else ids_of[r]) for r in range(batch)
+    ]
     places, keep = (np.stack(parts) for parts in zip(*drawn, strict=True))
     labels, weights = slot_labels(ids, mask, places, keep, geometry, ids_of)
-    starts = np.stack([document_starts(places[r], None if ids_of is None else ids_of[r]) for r in range(batch)])
+    starts = np.stack(
+        [document_starts(places[r], None if ids_of is None else ids_of[r]) for r in range(batch)]
+    )
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*size: int) -> torch.Tensor:
@@ -117,7 +133,9 @@ def make_drafter(seed: int = 1, **changes: object) -> Drafter:
     return drafter
 
 
-def run(drafter: Drafter, case: Case, dtype: torch.dtype = torch.float32, limits: Limits | None = None) -> torch.Tensor:
+def run(
+    drafter: Drafter, case: Case, dtype: torch.dtype = torch.float32, limits: Limits | None = None
+) -> torch.Tensor:
     """Normed hidden states of slots 1.. of a case."""
     return drafter(
         case.features.to(dtype),
@@ -144,4 +162,8 @@ def loss_of(hidden: torch.Tensor, case: Case, objective: BlockObjective | None =
 
 
 def gradients(drafter: Drafter) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad.float().clone() for name, parameter in drafter.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.float().clone()
+        for name, parameter in drafter.named_parameters()
+        if parameter.grad is not None
+    }

@@ -7,15 +7,17 @@ import warnings
 import pytest
 import torch
 
-from dflash.models.attention import Places, flex_mask, prepare
+from dflash.models.attention import BlockLayout, flex_mask, prepare
 from dflash.models.blocks import dense_attention_mask
 from tests.models.cases import SHAPE, make_case
 
 WINDOWS = [None, 3, 9, 200]
 
 
-def places_of(case) -> Places:
-    return Places(case.anchors, case.keep, case.document_start, case.input_ids.shape[1], SHAPE.block_size)
+def places_of(case) -> BlockLayout:
+    return BlockLayout(
+        case.anchors, case.keep, case.document_start, case.input_ids.shape[1], SHAPE.block_size
+    )
 
 
 def states(case) -> list[torch.Tensor]:
@@ -50,8 +52,12 @@ def test_flex_mask_written_out_is_the_dense_mask(window):
     places = places_of(case)
     batch, count = case.anchors.shape
     rows = count * SHAPE.block_size
-    written = create_mask(flex_mask(places, window), batch, None, rows, places.context + rows, device="cpu")[:, 0]
-    dense = dense_attention_mask(case.anchors, case.keep, case.document_start, places.context, SHAPE.block_size, window)
+    written = create_mask(flex_mask(places, window), batch, None, rows, places.context + rows, device="cpu")[
+        :, 0
+    ]
+    dense = dense_attention_mask(
+        case.anchors, case.keep, case.document_start, places.context, SHAPE.block_size, window
+    )
     assert torch.equal(written, dense)
 
 

@@ -29,7 +29,9 @@ def rows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]
     mask = np.array(draw(st.lists(st.booleans(), min_size=length, max_size=length)))
     cuts = draw(st.lists(st.integers(1, length - 1), max_size=3))
     documents = (
-        np.searchsorted(np.sort(cuts), np.arange(length), side="right").astype(np.int64) if cuts else np.zeros(length, np.int64)
+        np.searchsorted(np.sort(cuts), np.arange(length), side="right").astype(np.int64)
+        if cuts
+        else np.zeros(length, np.int64)
     )
     return np.arange(100, 100 + length), mask, documents, draw(st.integers(1, 8)), draw(st.integers(2, 7))
 
@@ -51,7 +53,15 @@ def slow_slot(ids, mask, documents, a: int, kept: bool, k: int, gamma: float) ->
 
 
 def slow_sees(
-    a: int, kept: bool, start: int, window: int | None, block: int, slot: int, column: int, context: int, size: int
+    a: int,
+    kept: bool,
+    start: int,
+    window: int | None,
+    block: int,
+    slot: int,
+    column: int,
+    context: int,
+    size: int,
 ) -> bool:
     """Whether a slot sees a column of `[context | all slots]`."""
     position = a + slot
@@ -155,7 +165,9 @@ def test_a_single_candidate_and_none():
     assert keep.tolist() == [True, False, False]
     anchors, keep = sample_anchors(np.array([True, False, True]), 2, rng)
     assert not keep.any()
-    labels, weights = slot_labels(np.arange(3), np.array([True, False, True]), anchors, keep, BlockGeometry(2, 4))
+    labels, weights = slot_labels(
+        np.arange(3), np.array([True, False, True]), anchors, keep, BlockGeometry(2, 4)
+    )
     assert not labels.any()
     assert not weights.any()
 

@@ -1,4 +1,5 @@
-"""The drafter: its checkpoint's names, what its slots can and cannot see, and that its shapes are constant."""
+"""The drafter: its checkpoint's names, what its slots can and cannot see, and that its shapes are
+constant."""
 
 from __future__ import annotations
 
@@ -33,8 +34,14 @@ def test_the_state_dict_is_the_released_checkpoint():
     assert len(state) == 58
     shape = SHAPE
     assert state["fc.weight"].shape == (shape.hidden_size, shape.taps * shape.hidden_size)
-    assert state["layers.0.self_attn.q_proj.weight"].shape == (shape.heads * shape.head_dim, shape.hidden_size)
-    assert state["layers.4.self_attn.v_proj.weight"].shape == (shape.kv_heads * shape.head_dim, shape.hidden_size)
+    assert state["layers.0.self_attn.q_proj.weight"].shape == (
+        shape.heads * shape.head_dim,
+        shape.hidden_size,
+    )
+    assert state["layers.4.self_attn.v_proj.weight"].shape == (
+        shape.kv_heads * shape.head_dim,
+        shape.hidden_size,
+    )
     assert state["layers.0.self_attn.k_norm.weight"].shape == (shape.head_dim,)
     assert state["layers.2.mlp.down_proj.weight"].shape == (shape.hidden_size, shape.intermediate_size)
 

@@ -1,4 +1,5 @@
-"""What only a GPU can show: flex attention with its backward, compiled pieces, and that no operation of a step waits."""
+"""What only a GPU can show: flex attention with its backward, compiled pieces, and that no operation of a
+step waits."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ SIZES = {"hidden_size": 64, "head_dim": 32, "block_size": 8}
 
 
 def on_gpu(case: Case) -> Case:
-    names = ("input_ids", "features", "anchors", "keep", "document_start", "labels", "weights", "embedding", "head")
+    names = (
+        "input_ids",
+        "features",
+        "anchors",
+        "keep",
+        "document_start",
+        "labels",
+        "weights",
+        "embedding",
+        "head",
+    )
     return case.changed(**{name: getattr(case, name).cuda() for name in names})
 
 
@@ -44,7 +55,9 @@ def test_a_step_waits_for_nothing(attention):
     optimizer, objective = FlatAdamW(flat), CrossEntropy()
     case = make_case(drafter.shape)
     scale, limits, moved = case.scale, case.limits, on_gpu(case)
-    features, embedding, head = (tensor.bfloat16() for tensor in (moved.features, moved.embedding, moved.head))
+    features, embedding, head = (
+        tensor.bfloat16() for tensor in (moved.features, moved.embedding, moved.head)
+    )
 
     def step() -> None:
         places = (moved.anchors, moved.keep, moved.document_start)

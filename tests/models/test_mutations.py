@@ -1,8 +1,7 @@
 """Each silent error of this field, planted: the guard that exists against it must find it.
 
-A drafter with any of these trains well and drafts badly. The guards pass on the sound code (the first test, and the first
-lines of the others); then the fault is planted, and the guard must fail.
-"""
+A drafter with any of these trains well and drafts badly. The guards pass on the sound code (the first test,
+and the first lines of the others); then the fault is planted, and the guard must fail."""
 
 from __future__ import annotations
 
@@ -46,7 +45,9 @@ def must_fail() -> Iterator[None]:
 def check_forward(path: str, case: Case | None = None, **changes: object) -> None:
     """Guard: hidden states of every kept block against the slow drafter."""
     case = case or make_case(dropped=True, documents=True, context=40, anchors=8)
-    drafter = make_drafter(attention="dense" if path == "modules, dense" else "split", **{**DEFAULT, **changes})
+    drafter = make_drafter(
+        attention="dense" if path == "modules, dense" else "split", **{**DEFAULT, **changes}
+    )
     expected = slow_forward(drafter.state_dict(), drafter.shape, case)
     if path == "written out":
         flatten(drafter, torch.device("cpu"), torch.float32)
@@ -66,14 +67,16 @@ def test_the_guard_passes_on_sound_code(path, layers):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_context_including_the_anchor(path, monkeypatch):
-    sound = dflash.models.drafter.Places
+    sound = dflash.models.drafter.BlockLayout
 
     def mutated(anchors, *rest):
         return sound(anchors + 1, *rest)
 
     monkeypatch.setattr(dflash.models.drafter, "Places", mutated)
     if path == "written out":  # there the anchors' places also give the positions; move the mask alone
-        monkeypatch.setattr(dflash.models.stack, "slot_positions", lambda anchors, size: _positions(anchors - 1, size))
+        monkeypatch.setattr(
+            dflash.models.stack, "slot_positions", lambda anchors, size: _positions(anchors - 1, size)
+        )
     with must_fail():
         check_forward(path)
 
@@ -94,7 +97,11 @@ def test_blocks_seeing_each_other(path, monkeypatch):
 
         monkeypatch.setattr(dflash.models.attention, "dense_attention_mask", mutated)
     else:
-        kernel = dflash.models.attention.SplitAttention if path == "modules, split" else dflash.models.split.SplitKernel
+        kernel = (
+            dflash.models.attention.SplitAttention
+            if path == "modules, split"
+            else dflash.models.split.SplitKernel
+        )
         name = "__call__" if path == "modules, split" else "forward"
         sound_call = getattr(kernel, name)
 
@@ -102,7 +109,9 @@ def test_blocks_seeing_each_other(path, monkeypatch):
             first = 0 if path == "modules, split" else 1
             query, key, value, *rest = args[first:]
             step = self.size if path == "modules, split" else 1
-            return sound_call(self, *args[:first], query, key.roll(step, dims=2), value.roll(step, dims=2), *rest)
+            return sound_call(
+                self, *args[:first], query, key.roll(step, dims=2), value.roll(step, dims=2), *rest
+            )
 
         monkeypatch.setattr(kernel, name, mutated_call)
     with must_fail():
@@ -113,7 +122,9 @@ def test_blocks_seeing_each_other(path, monkeypatch):
 def test_causal_inside_a_full_attention_block(path, monkeypatch):
     case = make_case(context=40, anchors=8)
     drafter = make_drafter(attention="dense" if path == "modules, dense" else "split")
-    expected = slow_forward(drafter.state_dict(), drafter.shape, case)  # by the sound windows: a full layer has none
+    expected = slow_forward(
+        drafter.state_dict(), drafter.shape, case
+    )  # by the sound windows: a full layer has none
     if path == "written out":
         flatten(drafter, torch.device("cpu"), torch.float32)
     monkeypatch.setattr(DrafterShape, "window", lambda self, layer: 10**6)
@@ -240,7 +251,14 @@ def check_published_ids(build: Callable[[int, int], tuple[int, ...]]) -> None:
 
 TINY = TargetConfig(
     tiny=TinyTarget(
-        hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16, linear_heads=2, linear_head_dim=16, vocab_size=120
+        hidden_size=32,
+        intermediate_size=48,
+        heads=2,
+        kv_heads=1,
+        head_dim=16,
+        linear_heads=2,
+        linear_head_dim=16,
+        vocab_size=120,
     )
 )
 

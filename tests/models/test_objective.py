@@ -31,7 +31,9 @@ def given():
 
 
 def plain_ce(hidden, head, labels):
-    return F.cross_entropy((hidden @ head.T).flatten(0, 2), labels.flatten(), reduction="none").view(labels.shape)
+    return F.cross_entropy((hidden @ head.T).flatten(0, 2), labels.flatten(), reduction="none").view(
+        labels.shape
+    )
 
 
 def slow_dpace(loss, weights, alpha):
@@ -90,7 +92,8 @@ def test_statistics_count_acceptance_as_decoding_does(given):
     layout = StatLayout(SLOTS)
     assert stats.shape == (layout.width,)
     assert float(stats[2]) == 9, "the dropped block is none"
-    # Accepted in row 0: 1, 0, 3, 4, 4; in row 1: 4, 4, 4, dropped, 2 (two slots are unsupervised). And a bonus each.
+    # Accepted in row 0: 1, 0, 3, 4, 4; in row 1: 4, 4, 4, dropped, 2 (two slots are unsupervised). And a
+    # bonus each.
     assert float(stats[3]) == (1 + 0 + 3 + 4 + 4) + (4 + 4 + 4 + 2) + 9
     assert stats[layout.supervised].tolist() == [9, 9, 7, 8]
     assert stats[layout.correct].tolist() == [8, 8, 7, 7]
@@ -112,12 +115,15 @@ def test_statistics_of_two_batches_add_up(given):
     hidden, head, labels, weights = given
     objective = CrossEntropy()
     whole = objective(hidden, head, labels, weights, 1.0)[1]
-    parts = [objective(hidden[i : i + 1], head, labels[i : i + 1], weights[i : i + 1], 1.0)[1] for i in range(2)]
+    parts = [
+        objective(hidden[i : i + 1], head, labels[i : i + 1], weights[i : i + 1], 1.0)[1] for i in range(2)
+    ]
     torch.testing.assert_close(whole, parts[0] + parts[1])
 
 
 def test_normalised_over_all_drafters_the_gradients_average(given):
-    """Two drafters with unequal supervision, each scaled by 1 / the common weight sum, give the joint batch's gradient."""
+    """Two drafters with unequal supervision, each scaled by 1 / the common weight sum, give the joint batch's
+    gradient."""
     hidden, head, labels, weights = given
     scale = 1.0 / float(weights.sum())
     joint = hidden.clone().requires_grad_()
@@ -163,7 +169,8 @@ def test_teacher_stands_at_the_slot_before():
 
 @pytest.mark.parametrize("kind", ["ce", "dpace", "kd"])
 def test_never_more_than_a_chunk_of_logits_at_full_size(kind):
-    """V = 248,320, 512 anchors, B = 16, one sample, without memory (meta): what is alive at the worst moment."""
+    """V = 248,320, 512 anchors, B = 16, one sample, without memory (meta): what is alive at the worst
+    moment."""
     vocab, hidden, count, slots, chunk = 248_320, 64, 512, 15, 2048
     states = torch.empty(1, count, slots, hidden, dtype=torch.bfloat16, device="meta", requires_grad=True)
     head = torch.empty(vocab, hidden, dtype=torch.bfloat16, device="meta")

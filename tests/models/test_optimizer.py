@@ -115,7 +115,8 @@ def test_state_resumes_exactly(dtype):
     optimizer = FlatAdamW(flat)
     trained(3, optimizer, straight)
     state = {
-        key: value.clone() if isinstance(value, torch.Tensor) else dict(value) for key, value in optimizer.state_dict().items()
+        key: value.clone() if isinstance(value, torch.Tensor) else dict(value)
+        for key, value in optimizer.state_dict().items()
     }
     trained(3, optimizer, straight, first=3)
     resumed = small_module()

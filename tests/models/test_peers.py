@@ -19,7 +19,9 @@ def test_our_step_learns(dtype):
 
 def test_ratios_are_against_the_faster_peer_round_by_round():
     result = speed.Compared(
-        speed.Shape(), {"specforge": [3.0, 4.0], "speculators": [9.0, 2.0], "ours": [1.0, 2.0]}, dict.fromkeys(speed.MAKERS, 10)
+        speed.Shape(),
+        {"specforge": [3.0, 4.0], "speculators": [9.0, 2.0], "ours": [1.0, 2.0]},
+        dict.fromkeys(speed.MAKERS, 10),
     )
     assert result.ratios() == [3.0, 2.0]
     assert "2.50 (2.25 to 2.75)" in speed.table([result])

@@ -11,9 +11,9 @@ import torch
 
 import dflash.models.stack
 from dflash.models.drafter import Drafter
+from dflash.models.elementwise_compiled import compiled
 from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.optimizer import FlatParameters
-from dflash.models.pieces_compiled import compiled
 from dflash.models.stack import Stack
 from dflash.models.workspace import Workspace
 from tests.models.cases import Case, flatten, gradients, loss_of, make_case, make_drafter, run
@@ -66,7 +66,9 @@ def test_equals_the_modules(changes, limited):
     assert_same(found, expected, 1e-5)
 
 
-@pytest.mark.parametrize("kind", [{"dropped": True}, {"documents": True}, {"batch": 1}, {"batch": 3, "anchors": 7}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{"dropped": True}, {"documents": True}, {"batch": 1}, {"batch": 3, "anchors": 7}], ids=str
+)
 def test_equals_the_modules_on_odd_batches(kind):
     case = make_case(**kind)
     loss, expected = by_modules(case, sliding_layers=1, sliding_window=9)
@@ -86,11 +88,14 @@ def test_any_attention_serves_through_an_island():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_pieces_give_the_same(dtype, monkeypatch):
-    """Traced as for a GPU, run by torch's own operations: code generation is torch's to test, and takes minutes here."""
+    """Traced as for a GPU, run by torch's own operations: code generation is torch's to test, and takes
+    minutes here."""
     monkeypatch.setattr(dflash.models.stack, "compiled", lambda: compiled("aot_eager"))
     case = make_case()
     loss, expected = by_modules(case, sliding_layers=1, sliding_window=9)
-    found_loss, found, _ = by_stack(case, dtype, case.limits, compile=True, sliding_layers=1, sliding_window=9)
+    found_loss, found, _ = by_stack(
+        case, dtype, case.limits, compile=True, sliding_layers=1, sliding_window=9
+    )
     exact = dtype == torch.float32
     assert found_loss == pytest.approx(loss, rel=1e-6 if exact else 5e-3)
     assert_same(found, expected, 1e-5 if exact else 6e-2)
@@ -213,7 +218,9 @@ def test_a_layout_that_cannot_be_joined_falls_back_to_the_modules():
     broken = FlatParameters(drafter, CPU, torch.float32)
     broken.places = dict(reversed(broken.places.items()))
     with pytest.raises(ValueError, match="side by side"):
-        broken.joined(broken.working, ["layers.0.self_attn.q_proj.weight", "layers.0.self_attn.v_proj.weight"])
+        broken.joined(
+            broken.working, ["layers.0.self_attn.q_proj.weight", "layers.0.self_attn.v_proj.weight"]
+        )
     found = loss_of(run(drafter, case), case)
     found.backward()
     assert float(found.detach()) == pytest.approx(loss, rel=1e-6)

@@ -1,4 +1,5 @@
-"""The target: taps against transformers' own hidden states, early stop, packed documents, and refusals in one line."""
+"""The target: taps against transformers' own hidden states, early stop, packed documents, and refusals in one
+line."""
 
 from __future__ import annotations
 
@@ -48,11 +49,23 @@ SIZES = {
     "num_key_value_heads": 1,
     "head_dim": 16,
 }
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 TINY = TargetConfig(
     tiny=TinyTarget(
-        hidden_size=32, intermediate_size=48, heads=2, kv_heads=1, head_dim=16, linear_heads=2, linear_head_dim=16, vocab_size=120
+        hidden_size=32,
+        intermediate_size=48,
+        heads=2,
+        kv_heads=1,
+        head_dim=16,
+        linear_heads=2,
+        linear_head_dim=16,
+        vocab_size=120,
     )
 )
 CPU = Device("cpu")
@@ -308,7 +321,9 @@ def test_mask_token_order_of_sources():
     assert resolve_mask_token(DrafterConfig(), INFO) == 151669
 
 
-@pytest.mark.parametrize(("token", "reason"), [(151936, "outside"), (-1, "outside"), (5, "pad token"), (7, "end-of-text token")])
+@pytest.mark.parametrize(
+    ("token", "reason"), [(151936, "outside"), (-1, "outside"), (5, "pad token"), (7, "end-of-text token")]
+)
 def test_mask_token_refused(token, reason):
     with pytest.raises(UserError, match=reason):
         resolve_mask_token(DrafterConfig(mask_token_id=token), INFO)

@@ -26,7 +26,8 @@ READS = {
 
 @dataclass
 class Seen:
-    """reads: operations that would wait on a GPU. shapes: of every result, in order. peak: most bytes alive at one time."""
+    """reads: operations that would wait on a GPU. shapes: of every result, in order. peak: most bytes alive
+    at one time."""
 
     reads: list[str] = field(default_factory=list)
     shapes: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)

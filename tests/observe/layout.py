@@ -70,13 +70,18 @@ class Figures:
 
 
 class Layout:
-    """An observer over eight simulated GPUs. `work` does what the workers write in one second; `tick` is the monitor's."""
+    """An observer over eight simulated GPUs. `work` does what the workers write in one second; `tick` is the
+    monitor's."""
 
     def __init__(self, folder: Path) -> None:
         names = [f"cuda:{index}" for index in range(TARGETS + DRAFTERS)]
         self.sink = ListSink()
-        config = ObserveConfig(tick_s=3600, flush_s=36_000, collectors=("profile", "pipeline", "workers", "batch", "cuda"))
-        self.observer = Observer(config, folder, RoleMap(tuple(names[:TARGETS]), tuple(names[TARGETS:])), sinks=[self.sink])
+        config = ObserveConfig(
+            tick_s=3600, flush_s=36_000, collectors=("profile", "pipeline", "workers", "batch", "cuda")
+        )
+        self.observer = Observer(
+            config, folder, RoleMap(tuple(names[:TARGETS]), tuple(names[TARGETS:])), sinks=[self.sink]
+        )
         self.recorders = [self._recorder("target", index, index) for index in range(TARGETS)]
         self.recorders += [self._recorder("drafter", index, TARGETS + index) for index in range(DRAFTERS)]
         self.queue, self.prefetcher = FakeQueue(), FakePrefetcher(longest=4096)
@@ -134,7 +139,9 @@ class Layout:
     def late(self, step: int) -> None:
         """Training scalars of a step, block size 16."""
         values = {f"train/{name}": 1.2345678 for name in ("loss", "accept_length", "grad_norm", "lr")}
-        self.observer.late(step, values | {f"train/slot_{k}_accuracy": 0.1234567 for k in range(1, SLOTS + 1)})
+        self.observer.late(
+            step, values | {f"train/slot_{k}_accuracy": 0.1234567 for k in range(1, SLOTS + 1)}
+        )
 
 
 def measure(folder: Path, windows: int = 12, ticks: int = 10) -> Figures:
@@ -158,7 +165,10 @@ def measure(folder: Path, windows: int = 12, ticks: int = 10) -> Figures:
     train = layout.sink.of("train")[0]
     return Figures(
         keys=len(flush.values),
-        wandb_keys=sum(not any(fnmatch(key, pattern) for pattern in ObserveConfig().wandb_exclude) for key in flush.values),
+        wandb_keys=sum(
+            not any(fnmatch(key, pattern) for pattern in ObserveConfig().wandb_exclude)
+            for key in flush.values
+        ),
         train_keys=len(train.values),
         flush_bytes=len(to_line(flush).encode()),
         tick_ms=sorted(tick_ms)[len(tick_ms) // 2],
@@ -171,4 +181,7 @@ if __name__ == "__main__":
         found = measure(Path(folder))
     keys = f"{found.keys} keys a window ({found.wandb_keys} of them to W&B), {found.train_keys} a step"
     print(f"{TARGETS} targets, {DRAFTERS} drafters: {keys}")
-    print(f"{found.flush_bytes:,} bytes a flush; CPU {found.tick_ms:.2f} ms a tick, {found.flush_ms:.2f} ms a tick with flush")
+    print(
+        f"{found.flush_bytes:,} bytes a flush; CPU {found.tick_ms:.2f} ms a tick, {found.flush_ms:.2f} ms a "
+        "tick with flush"
+    )

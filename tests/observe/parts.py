@@ -1,4 +1,5 @@
-"""Stand-ins for the outside world: a GPU whose work finishes when the test says so, a queue, a sink that keeps its rows."""
+"""Stand-ins for the outside world: a GPU whose work finishes when the test says so, a queue, a sink that
+keeps its rows."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from dflash.observe.sinks.base import Row, RowKind, Sink
 
 
 class FakeGpu:
-    """Counts what is enqueued; work is complete up to `done`. Every operation takes a millisecond of its time."""
+    """Counts what is enqueued; work is complete up to `done`. Every operation takes a millisecond of its
+    time."""
 
     def __init__(self) -> None:
         self.enqueued = 0
@@ -33,7 +35,8 @@ class FakeGpu:
 
 
 class FakeEvent:
-    """As torch's: `query` is true before the first record; `elapsed_time` never waits and raises when incomplete."""
+    """As torch's: `query` is true before the first record; `elapsed_time` never waits and raises when
+    incomplete."""
 
     def __init__(self, gpu: FakeGpu, timing: bool) -> None:
         self._gpu, self._timing = gpu, timing

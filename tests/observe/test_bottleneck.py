@@ -24,17 +24,35 @@ def values(
     [
         ([(0.99, 0.01, 0.0)], [(0.59, 0.41, 0.0)], 1.0, "bottleneck: target side, drafters idle 41%"),
         ([(0.3, 0.0, 0.7)], [(0.99, 0.01, 0.0)], 1.0, "bottleneck: drafter side, targets idle 70%"),
-        ([(0.2, 0.8, 0.0)], [(0.1, 0.9, 0.0)], 0.0, "bottleneck: data side (prefetcher), targets idle 80%, drafters idle 90%"),
-        ([(0.6, 0.0, 0.4)], [(0.6, 0.4, 0.0)], 1.0, "bottleneck: hand-over, targets idle 40%, drafters idle 40%"),
+        (
+            [(0.2, 0.8, 0.0)],
+            [(0.1, 0.9, 0.0)],
+            0.0,
+            "bottleneck: data side (prefetcher), targets idle 80%, drafters idle 90%",
+        ),
+        (
+            [(0.6, 0.0, 0.4)],
+            [(0.6, 0.4, 0.0)],
+            1.0,
+            "bottleneck: hand-over, targets idle 40%, drafters idle 40%",
+        ),
         ([(0.97, 0.0, 0.03)], [(0.95, 0.05, 0.0)], 1.0, "no bottleneck, targets idle 3%, drafters idle 5%"),
         # Several workers: the mean of a side.
-        ([(1.0, 0.0, 0.0)] * 5, [(0.5, 0.5, 0.0), (0.7, 0.3, 0.0)], 1.0, "bottleneck: target side, drafters idle 40%"),
+        (
+            [(1.0, 0.0, 0.0)] * 5,
+            [(0.5, 0.5, 0.0), (0.7, 0.3, 0.0)],
+            1.0,
+            "bottleneck: target side, drafters idle 40%",
+        ),
         # Busy targets and an empty prefetcher: the targets are slow, whatever the prefetcher's level says.
         ([(0.96, 0.04, 0.0)], [(0.5, 0.5, 0.0)], 0.0, "bottleneck: target side, drafters idle 50%"),
     ],
 )
 def test_names_the_slow_side(
-    targets: list[tuple[float, float, float]], drafters: list[tuple[float, float, float]], prefetch: float, text: str
+    targets: list[tuple[float, float, float]],
+    drafters: list[tuple[float, float, float]],
+    prefetch: float,
+    text: str,
 ) -> None:
     assert find_bottleneck(values(targets, drafters, prefetch), 1.0).text == text
 

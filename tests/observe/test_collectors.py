@@ -28,7 +28,7 @@ def on(collector: Any, now_ns: int = 0) -> Any:
     return collector
 
 
-# -- pipeline ---------------------------------------------------------------------------------------------------------
+# -- pipeline ------------------------------------------------------------------------------------------------
 
 
 def test_pipeline_reads_depth_mix_age_and_deficit() -> None:
@@ -88,7 +88,7 @@ def test_entropy() -> None:
     assert entropy_bits([2, 2, 2, 2]) == pytest.approx(2.0)
 
 
-# -- workers ----------------------------------------------------------------------------------------------------------
+# -- workers -------------------------------------------------------------------------------------------------
 
 
 def make_workers() -> tuple[WorkersCollector, list[WorkerRecorder]]:
@@ -104,7 +104,12 @@ def test_workers_reports_every_target_and_drafter() -> None:
     assert drafter.count
     first.tokens, first.batches, first.busy_ns = 3000, 3, SECOND
     second.tokens, second.batches, second.busy_ns, second.wait_out_ns = 1000, 1, SECOND // 2, SECOND
-    drafter.tokens, drafter.step, drafter.wait_in_ns, drafter.busy_ns = 4000, 17, SECOND // 2, int(1.5 * SECOND)
+    drafter.tokens, drafter.step, drafter.wait_in_ns, drafter.busy_ns = (
+        4000,
+        17,
+        SECOND // 2,
+        int(1.5 * SECOND),
+    )
     values = collector.sample(2 * SECOND)
     assert values["target/0/tokens_per_second"] == 1500
     assert values["target/0/capacity_tokens_per_second"] == 3000
@@ -151,13 +156,15 @@ def test_workers_on_cuda_take_busy_time_from_the_stream_or_not_at_all() -> None:
     assert collector.sample(3 * SECOND)["target/0/busy_s"] == pytest.approx(0.001)
 
 
-# -- batch ------------------------------------------------------------------------------------------------------------
+# -- batch ---------------------------------------------------------------------------------------------------
 
 
 def make_batch(lengths: tuple[int, ...], bucket: int, loss_tokens: int) -> Any:
     tokens = sum(lengths)
     padded = bucket * len(lengths)
-    return SimpleNamespace(tokens=tokens, padded_tokens=padded, loss_tokens=loss_tokens, supervised_slots=0, lengths=lengths)
+    return SimpleNamespace(
+        tokens=tokens, padded_tokens=padded, loss_tokens=loss_tokens, supervised_slots=0, lengths=lengths
+    )
 
 
 def test_batch_reports_from_the_prefetchers_counts() -> None:
@@ -195,7 +202,7 @@ def test_batch_switched_off_stops_the_counting() -> None:
     assert not source.prefetcher.counters.count
 
 
-# -- cuda -------------------------------------------------------------------------------------------------------------
+# -- cuda ----------------------------------------------------------------------------------------------------
 
 
 def snapshot(allocs: int = 5, **left_out: bool) -> dict[str, Any]:
@@ -286,7 +293,7 @@ def test_cuda_on_the_cpu_says_nothing() -> None:
     assert on_cuda(source).sample(SECOND) == {}
 
 
-# -- profile ----------------------------------------------------------------------------------------------------------
+# -- profile -------------------------------------------------------------------------------------------------
 
 
 def test_profile_merges_the_workers_of_a_role() -> None:

@@ -21,7 +21,9 @@ from tests.observe.nvml_stub import DRIVER_NOT_LOADED, GPU_IS_LOST, NOT_SUPPORTE
 from tests.observe.parts import sources
 from tests.waiting import HANG_S, wait_until
 
-pytestmark = pytest.mark.skipif(nvml_stub.COMPILER is None, reason="no C compiler for the stub of libnvidia-ml")
+pytestmark = pytest.mark.skipif(
+    nvml_stub.COMPILER is None, reason="no C compiler for the stub of libnvidia-ml"
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,9 @@ def watch(clock: Clock) -> Iterator[Callable[..., Watch]]:
     """On a clock that stands still: no call is slow but one that the test makes slow."""
     made: list[Watch] = []
 
-    def make(targets: tuple[str, ...], drafters: tuple[str, ...] = (), uuids: dict[int, str] | None = None) -> Watch:
+    def make(
+        targets: tuple[str, ...], drafters: tuple[str, ...] = (), uuids: dict[int, str] | None = None
+    ) -> Watch:
         source = sources(targets, drafters, gpu_uuids=tuple((uuids or {}).items()))
         said: list[str] = []
         source.report = said.append
@@ -132,7 +136,9 @@ def test_handles_are_opened_once(
     assert stub.open == 0
 
 
-def test_a_metric_that_is_not_supported_goes_away_alone_with_one_line(stub: Stub, watch: Callable[..., Watch]) -> None:
+def test_a_metric_that_is_not_supported_goes_away_alone_with_one_line(
+    stub: Stub, watch: Callable[..., Watch]
+) -> None:
     gpu = stub.add("GPU-0")
     stub.code(gpu, "utilisation", NOT_SUPPORTED)
     one = watch(("cuda:0",), uuids={0: "GPU-0"})
@@ -173,7 +179,9 @@ def test_an_error_that_stays_takes_the_metric_away(stub: Stub, watch: Callable[.
     assert "gpu/0/temp_c" in one.settled()
 
 
-def test_a_lost_gpu_goes_away_with_one_line_and_the_other_stays(stub: Stub, watch: Callable[..., Watch]) -> None:
+def test_a_lost_gpu_goes_away_with_one_line_and_the_other_stays(
+    stub: Stub, watch: Callable[..., Watch]
+) -> None:
     first, _ = stub.add("GPU-0"), stub.add("GPU-1")
     one = watch(("cuda:0",), ("cuda:1",), {0: "GPU-0", 1: "GPU-1"})
     one.settled()
@@ -228,7 +236,9 @@ def test_a_call_that_took_seconds_loses_the_metric_though_no_tick_came_meanwhile
     assert said == [f"gpu 0: power is off: a call took {SLOW_S + 0.5:.1f} s"]
 
 
-def test_a_driver_that_is_not_loaded_switches_the_collector_off(stub: Stub, watch: Callable[..., Watch]) -> None:
+def test_a_driver_that_is_not_loaded_switches_the_collector_off(
+    stub: Stub, watch: Callable[..., Watch]
+) -> None:
     stub.init(code=DRIVER_NOT_LOADED)
     one = watch(("cuda:0",), uuids={0: "GPU-0"})
     one.until(lambda values: one.error is not None)
@@ -251,7 +261,7 @@ def test_on_the_cpu_nvml_is_never_opened(stub: Stub, watch: Callable[..., Watch]
     assert stub.open == 0
 
 
-# -- which GPU is which -----------------------------------------------------------------------------------------------
+# -- which GPU is which --------------------------------------------------------------------------------------
 
 PHYSICAL = ["GPU-aaaa-0", "GPU-aabb-1", "GPU-cccc-2"]
 
@@ -333,7 +343,7 @@ def test_a_uuid_that_nvml_lacks_is_told(stub: Stub, watch: Callable[..., Watch])
     assert one.said == ["gpu 1: not observed: NVML has no GPU-gone: Not Found"]
 
 
-# -- the library itself -----------------------------------------------------------------------------------------------
+# -- the library itself --------------------------------------------------------------------------------------
 
 _FRESH = """
 import os, dflash.observe.nvml as nvml
@@ -356,7 +366,12 @@ def test_the_real_loader(library: Path, tmp_path: Path, present: bool, printed: 
         (folder / "libnvidia-ml.so.1").write_bytes(b"not a library")
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, "-c", _FRESH], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _FRESH],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout.strip() == printed, done.stderr
 

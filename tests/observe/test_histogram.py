@@ -1,4 +1,5 @@
-"""From a worker's ring to quantiles: where a value falls, what a reader takes, and that nothing is lost between two threads."""
+"""From a worker's ring to quantiles: where a value falls, what a reader takes, and that nothing is lost
+between two threads."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ def test_every_worker_and_every_gpu_is_on_the_dashboard(tmp_path: Path) -> None:
 
 
 def test_training_scalars_keep_until_the_flush_as_no_screen_shows_them(tmp_path: Path) -> None:
-    """Each wake-up of a sink costs as much as a collector; a full half of the deque goes at once all the same."""
+    """Each wake-up of a sink costs as much as a collector; a full half of the deque goes at once all the
+    same."""
     layout = Layout(tmp_path)
     layout.start()
     monitor = layout.observer._monitor

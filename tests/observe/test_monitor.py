@@ -1,4 +1,5 @@
-"""The monitor and the observer: windows, faults that stay where they are, switches while it runs, drops that are counted.
+"""The monitor and the observer: windows, faults that stay where they are, switches while it runs, drops that
+are counted.
 
 `Run` has a monitor that ticks by itself, for what threads do to each other; a `Ticked` one is ticked by hand,
 on a clock that the test moves, for what is in its rows.
@@ -60,7 +61,11 @@ class Run:
 
     def __init__(self, folder: Path, **config: Any) -> None:
         self.sink = ListSink()
-        settings = {"tick_s": 0.01, "flush_s": 0.05, "collectors": ("profile", "pipeline", "workers", "batch", "cuda")} | config
+        settings = {
+            "tick_s": 0.01,
+            "flush_s": 0.05,
+            "collectors": ("profile", "pipeline", "workers", "batch", "cuda"),
+        } | config
         self.observer = Observer(ObserveConfig(**settings), folder, ROLES, sinks=[self.sink])
         built = self.observer.add(Probe)
         assert isinstance(built, Probe)
@@ -80,7 +85,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 class Ticked(Run):
-    """The monitor's own thread sleeps until the end; `tick` is an hour of the clock, every fifth one flushes."""
+    """The monitor's own thread sleeps until the end; `tick` is an hour of the clock, every fifth one
+    flushes."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         super().__init__(folder, tick_s=3600, flush_s=5 * 3600)
@@ -104,13 +110,23 @@ def ticked(tmp_path: Path, clock: Clock) -> Iterator[Ticked]:
     made.observer.close()
 
 
-# -- windows ----------------------------------------------------------------------------------------------------------
+# -- windows -------------------------------------------------------------------------------------------------
 
 
 def test_a_window_adds_deltas_averages_instants_and_weighs_ratios() -> None:
     window = FlushWindow(lambda key: MetricIndex(all_metrics()).find(key))
-    first = {"batch/tokens": 100.0, "batch/loss_token_fraction": 0.5, "pipeline/hs_queue_depth": 4.0, "monitor/lateness_ms": 3.0}
-    second = {"batch/tokens": 300.0, "batch/loss_token_fraction": 0.9, "pipeline/hs_queue_depth": 10.0, "drafter/0/step": 5.0}
+    first = {
+        "batch/tokens": 100.0,
+        "batch/loss_token_fraction": 0.5,
+        "pipeline/hs_queue_depth": 4.0,
+        "monitor/lateness_ms": 3.0,
+    }
+    second = {
+        "batch/tokens": 300.0,
+        "batch/loss_token_fraction": 0.9,
+        "pipeline/hs_queue_depth": 10.0,
+        "drafter/0/step": 5.0,
+    }
     window.add(first, 1.0)
     window.add(second, 2.0)
     values = window.take()
@@ -128,7 +144,7 @@ def test_quantiles_are_not_averaged() -> None:
     assert window.take() == {}
 
 
-# -- a run ------------------------------------------------------------------------------------------------------------
+# -- a run ---------------------------------------------------------------------------------------------------
 
 
 def test_rows_come_for_every_tick_and_every_flush_and_every_key_is_declared(ticked: Ticked) -> None:
@@ -161,8 +177,13 @@ def test_rows_come_for_every_tick_and_every_flush_and_every_key_is_declared(tick
 def test_every_key_that_is_declared_for_the_cpu_is_reported(ticked: Ticked) -> None:
     """A new key without a reading, or the other way round, shows here."""
     run = ticked
-    stages = [run.target.timer(f"target.{name}") for name in ("model_forward", "pack_hidden", "cpu_copy_enqueue")]
-    stages += [run.drafter.timer(f"drafter.{name}") for name in ("queue_get", "forward", "backward", "optimizer_step")]
+    stages = [
+        run.target.timer(f"target.{name}") for name in ("model_forward", "pack_hidden", "cpu_copy_enqueue")
+    ]
+    stages += [
+        run.drafter.timer(f"drafter.{name}")
+        for name in ("queue_get", "forward", "backward", "optimizer_step")
+    ]
     second = run.observer.recorder("target", 1), run.observer.recorder("drafter", 1)
     run.observer.attach()
     run.observer.start()
@@ -185,7 +206,9 @@ def test_every_key_that_is_declared_for_the_cpu_is_reported(ticked: Ticked) -> N
     assert missing == []
 
 
-def test_a_collector_that_raises_goes_away_with_one_line_and_the_rest_stays(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_raises_goes_away_with_one_line_and_the_rest_stays(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     run.observer.start()
     wait_until(lambda: run.probe.samples > 2)
     with caplog.at_level(logging.WARNING):
@@ -199,7 +222,9 @@ def test_a_collector_that_raises_goes_away_with_one_line_and_the_rest_stays(run:
     assert not run.observer.switches()["probe"]
     summary = run.observer.close()
     assert summary.failed == {"probe": "ValueError: planted"}
-    assert [row.values["text"] for row in run.sink.of("event")] == ["collector probe is off: ValueError: planted"]
+    assert [row.values["text"] for row in run.sink.of("event")] == [
+        "collector probe is off: ValueError: planted"
+    ]
     assert "pipeline/hs_queue_depth" in run.sink.of("live")[-1].values
 
 
@@ -291,7 +316,10 @@ def test_training_scalars_are_tagged_with_their_own_step(run: Run) -> None:
     run.observer.late(3, {"train/loss": 2.5})
     run.observer.late(4, {"train/loss": 2.4})
     run.observer.close()
-    assert [(row.step, row.values) for row in run.sink.of("train")] == [(3, {"train/loss": 2.5}), (4, {"train/loss": 2.4})]
+    assert [(row.step, row.values) for row in run.sink.of("train")] == [
+        (3, {"train/loss": 2.5}),
+        (4, {"train/loss": 2.4}),
+    ]
 
 
 def test_unknown_collectors_are_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -353,7 +381,7 @@ def test_close_before_start_and_twice(run: Run) -> None:
     assert run.observer.close().ticks == 0
 
 
-# -- accounts ---------------------------------------------------------------------------------------------------------
+# -- accounts ------------------------------------------------------------------------------------------------
 
 
 def test_the_account_charges_calls_and_cpu_time_to_who_used_them(ticked: Ticked) -> None:
@@ -385,7 +413,7 @@ def test_the_account_charges_calls_and_cpu_time_to_who_used_them(ticked: Ticked)
     assert shares["all"] == pytest.approx(sum(value for name, value in shares.items() if name != "all"))
 
 
-# -- outbox -----------------------------------------------------------------------------------------------------------
+# -- outbox --------------------------------------------------------------------------------------------------
 
 
 class StuckSink(Sink):
@@ -429,7 +457,9 @@ def test_a_stuck_sink_costs_the_sender_nothing_and_is_left_behind(caplog: pytest
     sink.go.set()
 
 
-def test_a_sink_that_raises_is_given_up_with_one_line_and_its_rows_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_raises_is_given_up_with_one_line_and_its_rows_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     sink = ListSink()
     sink.fail = OSError("no such server")
     thread = SinkThread(sink)

@@ -1,4 +1,5 @@
-"""What only a GPU can show: event pairs on a real stream, the allocator's counters, NVML. Skipped, with a count, elsewhere."""
+"""What only a GPU can show: event pairs on a real stream, the allocator's counters, NVML. Skipped, with a
+count, elsewhere."""
 
 from __future__ import annotations
 

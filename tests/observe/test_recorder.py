@@ -1,4 +1,5 @@
-"""Spans and counters as a worker writes them: switches thrown midway, event pairs, rings that are full, GPUs that are lost."""
+"""Spans and counters as a worker writes them: switches thrown midway, event pairs, rings that are full, GPUs
+that are lost."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def make_cuda() -> tuple[StageTimer, FakeGpu | None]:
 
 
 @pytest.mark.parametrize("make", [make_host, make_cuda])
-def test_switching_on_in_the_middle_of_a_stage_records_nothing(make: Callable[[], tuple[StageTimer, FakeGpu | None]]) -> None:
+def test_switching_on_in_the_middle_of_a_stage_records_nothing(
+    make: Callable[[], tuple[StageTimer, FakeGpu | None]],
+) -> None:
     timer, _ = make()
     step(timer, lambda: timer.switch(True))
     assert count(timer) == 0
@@ -71,7 +74,9 @@ def test_switching_on_in_the_middle_of_a_stage_records_nothing(make: Callable[[]
 
 
 @pytest.mark.parametrize("make", [make_host, make_cuda])
-def test_a_start_left_open_by_the_switch_is_forgotten(make: Callable[[], tuple[StageTimer, FakeGpu | None]]) -> None:
+def test_a_start_left_open_by_the_switch_is_forgotten(
+    make: Callable[[], tuple[StageTimer, FakeGpu | None]],
+) -> None:
     timer, gpu = make()
     timer.switch(True)
     step(timer, lambda: timer.switch(False))
@@ -153,7 +158,9 @@ def test_events_are_made_and_recorded_before_the_first_step_and_never_again() ->
         recorder.step_boundary()
     assert device.gpu.created == created
     assert count(timer) == 50
-    assert all(event.streams == [device.stream] * len(event.streams) for pair in timer._pool.free for event in pair)
+    assert all(
+        event.streams == [device.stream] * len(event.streams) for pair in timer._pool.free for event in pair
+    )
 
 
 def test_a_full_ring_drops_and_counts_and_recovers() -> None:

@@ -1,4 +1,5 @@
-"""A registry's messages; and that what a test registers is picked up by all who ask, without a change elsewhere."""
+"""A registry's messages; and that what a test registers is picked up by all who ask, without a change
+elsewhere."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def test_a_key_that_nobody_declared_has_none() -> None:
 
 def test_the_page_is_the_registrys() -> None:
     page = Path(dflash.__file__).parents[1] / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8") == render(), "python -m dflash.commands.metrics_page > docs/metrics.md"
+    assert page.read_text(encoding="utf-8") == render(), (
+        "python -m dflash.commands.metrics_page > docs/metrics.md"
+    )
 
 
 def test_the_pages_example_of_a_collector_runs() -> None:

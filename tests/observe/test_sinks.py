@@ -20,7 +20,7 @@ from dflash.observe.sinks.jsonl import JsonlSink, to_line
 from dflash.observe.sinks.terminal import TerminalSink
 from tests.waiting import HANG_S, wait_until
 
-# -- JSONL ------------------------------------------------------------------------------------------------------------
+# -- JSONL ---------------------------------------------------------------------------------------------------
 
 
 def lines(path: Path) -> list[dict]:
@@ -31,7 +31,9 @@ def test_a_row_is_on_its_way_to_the_disk_when_write_returns(tmp_path: Path) -> N
     sink = JsonlSink(tmp_path)
     sink.open()
     sink.write([Row("train", 1.25, 7, {"train/loss": 2.0})])
-    assert lines(sink.path) == [{"kind": "train", "elapsed_s": 1.25, "step": 7, "values": {"train/loss": 2.0}}]
+    assert lines(sink.path) == [
+        {"kind": "train", "elapsed_s": 1.25, "step": 7, "values": {"train/loss": 2.0}}
+    ]
     sink.close()
 
 
@@ -52,7 +54,9 @@ def test_a_line_cut_short_by_a_crash_is_ended_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_loses_rows_says_so_once_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_loses_rows_says_so_once_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sink = JsonlSink(tmp_path)
     sink.path.symlink_to("/dev/full")
     thread = SinkThread(sink)
@@ -72,10 +76,13 @@ def test_a_full_disk_loses_rows_says_so_once_and_goes_on(tmp_path: Path, caplog:
     assert thread.dropped == 3
     written = sink.path.read_text(encoding="utf-8").split("\n")
     assert [json.loads(line)["step"] for line in written if line] == [9]
-    assert len([record for record in caplog.records if "rows are lost until it works again" in record.message]) == 1
+    assert (
+        len([record for record in caplog.records if "rows are lost until it works again" in record.message])
+        == 1
+    )
 
 
-# -- TensorBoard ------------------------------------------------------------------------------------------------------
+# -- TensorBoard ---------------------------------------------------------------------------------------------
 
 
 def test_tensorboard_files_hold_what_was_written(tmp_path: Path) -> None:
@@ -95,9 +102,11 @@ def test_tensorboard_files_hold_what_was_written(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in read.Scalars("batch/tokens")] == [(6, 100.0)]
 
 
-# -- terminal ---------------------------------------------------------------------------------------------------------
+# -- terminal ------------------------------------------------------------------------------------------------
 
-EIGHT = RoleMap(tuple(f"cuda:{i}" for i in range(5)), tuple(f"cuda:{i}" for i in range(5, 8)), total_steps=20_000)
+EIGHT = RoleMap(
+    tuple(f"cuda:{i}" for i in range(5)), tuple(f"cuda:{i}" for i in range(5, 8)), total_steps=20_000
+)
 
 
 def values_of_eight() -> dict[str, float]:
@@ -127,7 +136,14 @@ def filled_screen() -> Screen:
     screen = Screen(EIGHT)
     screen.update(Row("live", 10.0, 100, values_of_eight(), 1.0))
     screen.update(Row("live", 3723.0, 1234, values_of_eight(), 1.0))
-    screen.update(Row("train", 3723.0, 1230, {"train/loss": 2.1345, "train/accept_length": 3.21, "train/grad_norm": 0.83}))
+    screen.update(
+        Row(
+            "train",
+            3723.0,
+            1230,
+            {"train/loss": 2.1345, "train/accept_length": 3.21, "train/grad_norm": 0.83},
+        )
+    )
     return screen
 
 
@@ -164,7 +180,9 @@ def test_a_plain_line_when_there_is_no_terminal() -> None:
     sink.open()
     sink.write([Row("live", 10.0, 100, values_of_eight(), 1.0)])
     assert out.getvalue() == ""
-    sink.write([Row("train", 11.0, 99, {"train/loss": 2.0}), Row("metrics", 20.0, 150, values_of_eight(), 1.0)])
+    sink.write(
+        [Row("train", 11.0, 99, {"train/loss": 2.0}), Row("metrics", 20.0, 150, values_of_eight(), 1.0)]
+    )
     sink.close()
     (line,) = out.getvalue().splitlines()
     assert line.startswith("step 151/20,000 | 8,520 tok/s | loss 2.0000 | queue 10 | bottleneck: target side")
@@ -199,4 +217,10 @@ def test_bars(shares: list[tuple[float, tuple[str, str]]], picture: str) -> None
 
 
 def test_clock() -> None:
-    assert [clock(second) for second in (0, 59.6, 61, 3600, 36_061)] == ["0:00", "1:00", "1:01", "1:00:00", "10:01:01"]
+    assert [clock(second) for second in (0, 59.6, 61, 3600, 36_061)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "10:01:01",
+    ]

@@ -106,7 +106,10 @@ class Slowness:
 
 
 def rows_of(trainer: Trainer) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def observed(folder: Path, clock: Clock, slow: Callable[[Slowness], None]) -> tuple[dict[str, float], str]:
@@ -202,7 +205,8 @@ def test_a_worker_that_hangs_is_seen_while_it_hangs(tmp_path: Path, clock: Clock
 
 @pytest.mark.slow
 def test_a_target_that_cannot_hand_over_is_seen_while_it_waits(tmp_path: Path, clock: Clock) -> None:
-    """The drafter hangs and the queue fills up: the target's wait grows at each tick, not in one lump at its end."""
+    """The drafter hangs and the queue fills up: the target's wait grows at each tick, not in one lump at its
+    end."""
     settings = ("train.steps=14", *BY_HAND, "queue.capacity=1", "queue.hs_min_ready=1")
     trainer = small_trainer(tmp_path, *settings, save_checkpoints=False)
     slowness = Slowness(trainer, clock)

@@ -33,7 +33,9 @@ def test_log_tells_each_place_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         steps(scopes)
     (record,) = caplog.records
-    assert "drafter/0 waits for its device: item() at tests/observe/test_sync_guard.py:" in record.getMessage()
+    assert (
+        "drafter/0 waits for its device: item() at tests/observe/test_sync_guard.py:" in record.getMessage()
+    )
     assert scopes.summary()[0].startswith("drafter/0: 3 x item() at tests/observe/test_sync_guard.py:")
 
 
@@ -87,5 +89,8 @@ def test_a_planted_item_ends_a_guarded_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_unguarded_runs_import_no_bench() -> None:
-    code = "import sys, dflash.pipeline.trainer; sys.exit(any(name.split('.')[0] == 'bench' for name in sys.modules))"
+    code = (
+        "import sys, dflash.pipeline.trainer; sys.exit(any(name.split('.')[0] == 'bench' for name in "
+        "sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=120).returncode == 0

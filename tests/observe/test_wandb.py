@@ -80,7 +80,9 @@ class Launched:
 def launch() -> Iterator[Callable[..., Launched]]:
     """Starts observed runs, each in a process of its own that need not import everything again."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.observe.wandb_kit.run", "wandb", "wandb.sdk.launch", "requests", "yaml"])
+    context.set_forkserver_preload(
+        ["tests.observe.wandb_kit.run", "wandb", "wandb.sdk.launch", "requests", "yaml"]
+    )
     processes = []
 
     def start(
@@ -122,7 +124,7 @@ def assert_all_steps_in_jsonl(folder: Path, outcome: Outcome) -> None:
     assert [row["step"] for row in jsonl(folder, "train")] == list(range(1, outcome.found["steps"] + 1))
 
 
-# -- what reaches W&B -------------------------------------------------------------------------------------------------
+# -- what reaches W&B ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +140,11 @@ def test_every_flush_window_arrives_key_by_key(offline: tuple[Path, Outcome, Off
     arrived = [row for row in run.history if "train/step" not in row]
     assert len(arrived) == len(rows) == WINDOWS_AND_LAST
     for ours, theirs in zip(rows, arrived, strict=True):
-        wanted = {key: value for key, value in ours["values"].items() if not any(fnmatch(key, one) for one in EXCLUDE)}
+        wanted = {
+            key: value
+            for key, value in ours["values"].items()
+            if not any(fnmatch(key, one) for one in EXCLUDE)
+        }
         assert 0 < len(wanted) < len(ours["values"]), "some keys are excluded"
         assert {key: value for key, value in theirs.items() if not key.startswith("_")} == {
             **wanted,
@@ -172,7 +178,9 @@ def test_each_family_has_its_step_key(offline: tuple[Path, Outcome, OfflineRun])
     }
 
 
-def test_summary_and_layout_arrive_and_wandb_samples_nothing_itself(offline: tuple[Path, Outcome, OfflineRun]) -> None:
+def test_summary_and_layout_arrive_and_wandb_samples_nothing_itself(
+    offline: tuple[Path, Outcome, OfflineRun],
+) -> None:
     _, _, run = offline
     assert run.summary["run/bottleneck"].startswith("bottleneck: ")
     assert run.config["roles"] == {"targets": ["cpu"], "drafters": ["cpu"]}
@@ -185,13 +193,14 @@ def test_offline_reaches_no_worker(offline: tuple[Path, Outcome, OfflineRun]) ->
     assert_all_steps_in_jsonl(folder, outcome)
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults --------------------------------------------------------------------------------------------------
 
 
 def test_no_login_goes_offline_with_one_line(launch: Launch, tmp_path: Path) -> None:
     outcome = launch(tmp_path, "online", url=refusing_url(), key="").finish()
     assert outcome.said == [
-        "wandb: offline, since there is no login (`wandb login`, or WANDB_API_KEY); `wandb sync` uploads later"
+        "wandb: offline, since there is no login (`wandb login`, or WANDB_API_KEY); `wandb sync` uploads "
+        "later"
     ]
     assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(tmp_path, outcome)
@@ -263,7 +272,8 @@ def test_wandbs_own_process_dies(launch: Launch, tmp_path: Path) -> None:
     assert "a new offline run takes over" in outcome.said[0]
     # Their folders are named by the second, so the names do not tell which was first.
     (new,) = set(tmp_path.glob("wandb/offline-run-*/run-*.wandb")) - {killed}
-    # What the killed process had not yet put to disk is only in metrics.jsonl; the new run has all that came after.
+    # What the killed process had not yet put to disk is only in metrics.jsonl; the new run has all that came
+    # after.
     windows = [row["monitor/step"] for row in read_file(new).history if "train/step" not in row]
     ours = [row["step"] for row in jsonl(tmp_path, "metrics")]
     assert len(windows) >= run.WINDOWS // 2
@@ -288,7 +298,9 @@ def can_mount() -> bool:
     """Whether a small file system can be made for a test."""
     if shutil.which("unshare") is None:
         return False
-    tried = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
+    tried = subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    )
     return tried.returncode == 0
 
 
@@ -314,7 +326,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert_training_never_touches_it(outcome)
 
 
-# -- the reader -------------------------------------------------------------------------------------------------------
+# -- the reader ----------------------------------------------------------------------------------------------
 
 
 def test_the_reader_refuses_a_damaged_file(offline: tuple[Path, Outcome, OfflineRun], tmp_path: Path) -> None:

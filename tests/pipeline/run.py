@@ -45,7 +45,8 @@ SMALL = (
 
 
 def write_ids(path: Path, samples: int = 24) -> Path:
-    """Pre-tokenised samples with a pattern that a drafter can learn: each token follows from the one before."""
+    """Pre-tokenised samples with a pattern that a drafter can learn: each token follows from the one
+    before."""
     rows = []
     for index in range(samples):
         length = 20 + (index * 7) % 40
@@ -62,7 +63,9 @@ def small_config(folder: Path, *settings: str) -> Config:
     return load_config(None, [*SMALL, f"data.path={data}", f"data.cache={folder / 'cache'}", *settings])
 
 
-def small_trainer(folder: Path, *settings: str, name: str = "run", inputs: Inputs | None = None, **arguments) -> Trainer:
+def small_trainer(
+    folder: Path, *settings: str, name: str = "run", inputs: Inputs | None = None, **arguments
+) -> Trainer:
     """A trainer over `small_config`; its run folder is `folder / name`, and a checkpoint there is resumed."""
     config = inputs.config if inputs else small_config(folder, *settings)
     run_dir = folder / name

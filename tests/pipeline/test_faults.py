@@ -1,4 +1,5 @@
-"""A worker that raises ends the run within seconds with its own traceback; nobody hangs; a monitor's fault does not."""
+"""A worker that raises ends the run within seconds with its own traceback; nobody hangs; a monitor's fault
+does not."""
 
 from __future__ import annotations
 
@@ -55,7 +56,11 @@ def plant_in_prefetcher(trainer):
 @pytest.mark.parametrize("workers", ["one", "several"])
 @pytest.mark.parametrize("where", [plant_in_target, plant_in_drafter, plant_in_prefetcher])
 def test_a_worker_that_raises_ends_the_run_with_its_traceback(tmp_path, where, workers):
-    layout = [] if workers == "one" else ['target.devices=["cpu:0", "cpu:1"]', 'drafter.devices=["cpu:0", "cpu:1"]']
+    layout = (
+        []
+        if workers == "one"
+        else ['target.devices=["cpu:0", "cpu:1"]', 'drafter.devices=["cpu:0", "cpu:1"]']
+    )
     before = set(threading.enumerate())
     trainer = small_trainer(tmp_path, "train.steps=100000", *layout)
     role = where(trainer)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.device import Device
-from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue, Slot, SlotPool
+from dflash.pipeline.hidden_queue import Buffer, BufferPool, HiddenBatch, SharedHiddenStateQueue
 from tests.clock import Clock
 from tests.pipeline.parts import make_batch
 from tests.waiting import HANG_S, wait_until
@@ -19,9 +19,9 @@ EVENT = Device("cpu").event()
 
 
 def item(index: int, bucket: int = 8) -> HiddenBatch:
-    pool = SlotPool()
+    pool = BufferPool()
     batch = make_batch(index, length=bucket)
-    return HiddenBatch(batch, torch.empty(0), EVENT, Slot(pool, torch.empty(0), None, EVENT))
+    return HiddenBatch(batch, torch.empty(0), EVENT, Buffer(pool, torch.empty(0), None, EVENT))
 
 
 def make_queue(**changes) -> SharedHiddenStateQueue:
@@ -76,7 +76,8 @@ def test_ordered_mode_keeps_room_for_the_batches_that_are_wanted_next():
 )
 @settings(max_examples=60, deadline=None)
 def test_ordered_mode_is_never_over_full_and_never_stuck(drafters, capacity, ready, hands, data):
-    """Targets hold batches of the plan and finish in any order, drafters draw in any order; one thread plays all."""
+    """Targets hold batches of the plan and finish in any order, drafters draw in any order; one thread plays
+    all."""
     count = 12 * drafters
     queue = make_queue(capacity=capacity, hs_min_ready=min(ready, capacity), drafters=drafters, targets=hands)
     plan, held, left = iter(range(count)), [], dict.fromkeys(range(drafters), 12)
@@ -152,10 +153,14 @@ def test_mixed_mode_mixes_buckets():
 @pytest.mark.parametrize("side", ["put", "get", "take"])
 def test_close_ends_every_wait(side):
     queue = make_queue(capacity=1)
-    pool = SlotPool()
+    pool = BufferPool()
     queue.put(item(0))
     results = []
-    waits = {"put": lambda: queue.put(item(2)), "get": lambda: queue.get(0) and queue.get(0), "take": pool.take}
+    waits = {
+        "put": lambda: queue.put(item(2)),
+        "get": lambda: queue.get(0) and queue.get(0),
+        "take": pool.take,
+    }
     conditions = {"put": queue._changed_for_producers, "get": queue._changed_for_consumers}
     thread = in_thread(lambda: results.append(waits[side]()))
     wait_for_a_waiter(conditions.get(side, pool._condition))

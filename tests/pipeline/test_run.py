@@ -51,7 +51,10 @@ def test_n_drafters_equal_one_that_accumulates_n(tmp_path):
 @pytest.mark.slow
 def test_mixed_order_trains_on_every_batch_once(tmp_path):
     trainer = small_trainer(
-        tmp_path, "queue.ordered=false", 'drafter.devices=["cpu:0", "cpu:1"]', 'target.devices=["cpu:0", "cpu:1"]'
+        tmp_path,
+        "queue.ordered=false",
+        'drafter.devices=["cpu:0", "cpu:1"]',
+        'target.devices=["cpu:0", "cpu:1"]',
     )
     result = trainer.run()
     trainer.observer.close()
@@ -86,11 +89,15 @@ def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path, drafters):
 
 @pytest.mark.slow
 def test_a_checkpoint_in_the_middle_is_the_state_at_its_step(tmp_path):
-    whole = losses(small_trainer(tmp_path, "train.checkpoint_every=2", "train.keep_checkpoints=9", name="whole"))
+    whole = losses(
+        small_trainer(tmp_path, "train.checkpoint_every=2", "train.keep_checkpoints=9", name="whole")
+    )
     paths = checkpoint.checkpoints(tmp_path / "whole" / "checkpoints")
     assert [path.name[-1] for path in paths] == ["2", "4", "6"]
     middle = checkpoint.load(paths[1])
-    resumed = small_trainer(tmp_path, "train.checkpoint_every=2", "train.keep_checkpoints=9", name="other", resume=middle)
+    resumed = small_trainer(
+        tmp_path, "train.checkpoint_every=2", "train.keep_checkpoints=9", name="other", resume=middle
+    )
     assert losses(resumed) == whole[4:]
 
 
@@ -99,7 +106,12 @@ def test_tokens_are_those_of_the_plan(tmp_path):
     result = trainer.run()
     trainer.observer.close()
     samples = trainer.inputs.dataset.samples
-    expected = sum(len(samples[i].input_ids) for row in result.scalars for p in row.plan_indices for i in trainer.sample_ids(p))
+    expected = sum(
+        len(samples[i].input_ids)
+        for row in result.scalars
+        for p in row.plan_indices
+        for i in trainer.sample_ids(p)
+    )
     assert result.tokens == expected > 0
 
 
@@ -116,7 +128,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_samples(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpace", "kd"])
 def test_every_objective_runs(tmp_path, kind):
-    assert all(math.isfinite(loss) for loss in losses(small_trainer(tmp_path, f"objective.kind={kind}", name=kind)))
+    assert all(
+        math.isfinite(loss) for loss in losses(small_trainer(tmp_path, f"objective.kind={kind}", name=kind))
+    )
 
 
 def test_packed_rows_run(tmp_path):
@@ -132,7 +146,13 @@ def test_step_scalars_are_dataclasses_of_plain_numbers(tmp_path):
     assert dataclasses.is_dataclass(row)
     assert isinstance(row.loss, float)
     metrics = row.metrics(lr=0.1)
-    assert {"train/loss", "train/accept_length", "train/grad_norm", "train/lr", "train/slot_1_accuracy"} <= metrics.keys()
+    assert {
+        "train/loss",
+        "train/accept_length",
+        "train/grad_norm",
+        "train/lr",
+        "train/slot_1_accuracy",
+    } <= metrics.keys()
     assert 1.0 <= row.accept_length <= 4.0
 
 

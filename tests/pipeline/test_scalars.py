@@ -83,7 +83,9 @@ def test_the_end_of_the_run_brings_what_is_still_under_way() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_stops_the_trainer_and_is_named_with_its_batch(tmp_path: Path, bad: float) -> None:
+def test_a_loss_that_is_not_finite_stops_the_trainer_and_is_named_with_its_batch(
+    tmp_path: Path, bad: float
+) -> None:
     trainer = small_trainer(tmp_path, "train.steps=12", save_checkpoints=False)
     collate = trainer.prefetcher._collate
 
@@ -102,7 +104,10 @@ def test_a_loss_that_is_not_finite_stops_the_trainer_and_is_named_with_its_batch
         f"step 5: loss is {trainer.result.scalars[-1].loss}; batches [5], samples [{tuple(samples)}]"
         in failed.value.failure.text()
     )
-    rows = [json.loads(line) for line in (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [row["step"] for row in rows if row["kind"] == "train"] == [0, 1, 2, 3, 4]
 
 

@@ -19,7 +19,14 @@ def info():
 @pytest.fixture(params=[0, 2], ids=["full", "two sliding"])
 def shape(request, info):
     config = DrafterConfig(
-        layers=5, heads=4, kv_heads=2, head_dim=16, block_size=8, sliding_layers=request.param, sliding_window=9, rope_theta=1e7
+        layers=5,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        block_size=8,
+        sliding_layers=request.param,
+        sliding_window=9,
+        rope_theta=1e7,
     )
     return DrafterShape.resolve(config, info, MASK_ID)
 
@@ -28,4 +35,7 @@ def shape(request, info):
 def tensors(shape):
     drafter = Drafter(shape, 0)
     generator = torch.Generator().manual_seed(1)
-    return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in drafter.state_dict().items()}
+    return {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in drafter.state_dict().items()
+    }

@@ -1,4 +1,5 @@
-"""What is exported is exactly the released layout, and comes back as it was; anything else is refused by name."""
+"""What is exported is exactly the released layout, and comes back as it was; anything else is refused by
+name."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_the_zlab_form(shape, tensors, info, tmp_path):
 
 def test_auto_map_only_when_asked(shape, tensors, info, tmp_path):
     export(shape, tensors, info, tmp_path / "out", auto_map=True)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"] == {"AutoModel": "dflash.DFlashDraftModel"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"] == {
+        "AutoModel": "dflash.DFlashDraftModel"
+    }
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -63,7 +66,9 @@ def test_a_release_comes_back_as_it_was(format, shape, tensors, info, tmp_path):
     read, again = load_released(tmp_path / "out")
     ignored = {} if shape.sliding_layers else {"sliding_window": read.sliding_window}
     assert same(shape, read, **ignored)
-    assert torch.equal(probe(read, again), probe(shape, {name: tensor.bfloat16() for name, tensor in tensors.items()}))
+    assert torch.equal(
+        probe(read, again), probe(shape, {name: tensor.bfloat16() for name, tensor in tensors.items()})
+    )
 
 
 def test_speculators_layer_ids_are_one_higher(shape, tensors, info, tmp_path):
@@ -89,7 +94,7 @@ def test_a_longer_block_may_start_from_a_shorter_one(shape, tensors, info, tmp_p
     warm_start(FlatParameters(Drafter(longer), torch.device("cpu"), torch.float32), tmp_path / "out", longer)
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------------
+# -- what is refused -----------------------------------------------------------------------------------------
 
 
 def rewrite(folder, change_tensors=None, change_config=None):
@@ -134,16 +139,25 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, message, shape, ten
     [
         (lambda c: c.update(hidden_act="gelu"), "hidden_act is 'gelu'"),
         (lambda c: c.update(partial_rotary_factor=0.25), "partial_rotary_factor leaked in"),
-        (lambda c: c["rope_parameters"].update(partial_rotary_factor=0.25), "partial_rotary_factor leaked in"),
+        (
+            lambda c: c["rope_parameters"].update(partial_rotary_factor=0.25),
+            "partial_rotary_factor leaked in",
+        ),
         (lambda c: c.update(rope_scaling={"rope_type": "yarn", "factor": 4}), "rotary embedding is scaled"),
         (lambda c: c["rope_parameters"].update(mrope_section=[11, 11, 10]), "rotary embedding is scaled"),
         (lambda c: c.update(attention_bias=True), "attention_bias is on"),
-        (lambda c: c["dflash_config"].update(conv_kernel_size=2), "'conv_kernel_size': not a plain DFlash drafter"),
+        (
+            lambda c: c["dflash_config"].update(conv_kernel_size=2),
+            "'conv_kernel_size': not a plain DFlash drafter",
+        ),
         (lambda c: c["dflash_config"].update(output_multiplier=2.0), "'output_multiplier': not a plain"),
         (lambda c: c["dflash_config"].pop("mask_token_id"), "no mask_token_id"),
         (lambda c: c.pop("hidden_size"), "no hidden_size"),
         (lambda c: (c.pop("rope_theta"), c.pop("rope_parameters")), "no rope_theta"),
-        (lambda c: c.update(layer_types=["full_attention"] * 4 + ["sliding_attention"]), "sliding layers must come first"),
+        (
+            lambda c: c.update(layer_types=["full_attention"] * 4 + ["sliding_attention"]),
+            "sliding layers must come first",
+        ),
         (lambda c: c.update(is_causal=True, layer_types=["full_attention"] * 5), "is_causal is True"),
         (lambda c: c.update(is_causal=False, layer_types=["sliding_attention"] * 5), "is_causal is False"),
     ],
@@ -176,7 +190,10 @@ def test_other_speculators_are_refused(change, message, shape, tensors, info, tm
     [
         ({"hidden_size": 64}, "made for another target: its hidden_size is 32, this target's 64"),
         ({"vocab_size": 400}, "made for another target: its vocab_size is 300, this target's 400"),
-        ({"target_layer_ids": (1, 2, 4)}, "made for another target: its target_layer_ids is .*, this target's .1, 2, 4."),
+        (
+            {"target_layer_ids": (1, 2, 4)},
+            "made for another target: its target_layer_ids is .*, this target's .1, 2, 4.",
+        ),
         ({"target_layers": 12}, "made for another target: its target_layers is 8, this target's 12"),
         ({"mask_token_id": 5}, "its mask_token_id is 299, the config asks for 5"),
         ({"layers": 3}, "its layers is 5, the config asks for 3"),
@@ -187,7 +204,9 @@ def test_a_release_for_something_else_is_no_start(changed, message, shape, tenso
     export(shape, tensors, info, tmp_path / "out")
     wanted = replace(shape, **changed)
     with pytest.raises(UserError, match=f"drafter.init = .*{message}"):
-        warm_start(FlatParameters(Drafter(shape), torch.device("cpu"), torch.float32), tmp_path / "out", wanted)
+        warm_start(
+            FlatParameters(Drafter(shape), torch.device("cpu"), torch.float32), tmp_path / "out", wanted
+        )
 
 
 @pytest.mark.parametrize(
@@ -232,24 +251,34 @@ def test_nothing_there(tmp_path):
         load_released(tmp_path)
 
 
-# -- planted: a writer with a fault never gets its folder ------------------------------------------------------------------
+# -- planted: a writer with a fault never gets its folder ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
         (
-            lambda config, shape: config["dflash_config"].update(target_layer_ids=[i + 1 for i in shape.target_layer_ids]),
+            lambda config, shape: config["dflash_config"].update(
+                target_layer_ids=[i + 1 for i in shape.target_layer_ids]
+            ),
             "target_layer_ids",
         ),
         (lambda config, shape: config.update(rope_theta=1e6), "two values of rope_theta"),
-        (lambda config, shape: (config.update(rope_theta=1e6), config["rope_parameters"].update(rope_theta=1e6)), "rope_theta"),
+        (
+            lambda config, shape: (
+                config.update(rope_theta=1e6),
+                config["rope_parameters"].update(rope_theta=1e6),
+            ),
+            "rope_theta",
+        ),
         (lambda config, shape: config.update(rms_norm_eps=1e-5), "rms_norm_eps"),
         (lambda config, shape: config["dflash_config"].update(mask_token_id=5), "mask_token_id"),
         (lambda config, shape: config.update(layer_types=["sliding_attention"] * 5), "sliding_"),
     ],
 )
-def test_a_faulty_config_is_found_before_it_appears(fault, message, shape, tensors, info, tmp_path, monkeypatch):
+def test_a_faulty_config_is_found_before_it_appears(
+    fault, message, shape, tensors, info, tmp_path, monkeypatch
+):
     def faulty(shape, info, auto_map):
         config = exporting.zlab_config(shape, info, auto_map)
         fault(config, shape)

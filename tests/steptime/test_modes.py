@@ -219,7 +219,11 @@ def test_allowed_is_counted_apart_and_nests(scopes: CountingScopes) -> None:
                 value.item()
             value.item()
     assert kinds(scopes) == {}
-    assert sorted(reason for (_, kind, _, reason) in scopes.declared() if kind == "item()") == ["inner", "outer", "outer"]
+    assert sorted(reason for (_, kind, _, reason) in scopes.declared() if kind == "item()") == [
+        "inner",
+        "outer",
+        "outer",
+    ]
 
 
 def test_allowed_in_one_thread_excuses_no_other(scopes: CountingScopes) -> None:
@@ -263,10 +267,20 @@ def test_no_scope_costs_nothing_and_says_nothing() -> None:
 
 
 def test_entry_points_are_put_back(scopes: CountingScopes) -> None:
-    before = (torch.cuda.synchronize, torch.from_numpy, Device.synchronize, torch.autograd._engine_run_backward)
+    before = (
+        torch.cuda.synchronize,
+        torch.from_numpy,
+        Device.synchronize,
+        torch.autograd._engine_run_backward,
+    )
     with scopes.enter("drafter/0", Device("cpu")), scopes.enter("drafter/0", Device("cpu")):
         assert torch.cuda.synchronize is not before[0]
-    assert (torch.cuda.synchronize, torch.from_numpy, Device.synchronize, torch.autograd._engine_run_backward) == before
+    assert (
+        torch.cuda.synchronize,
+        torch.from_numpy,
+        Device.synchronize,
+        torch.autograd._engine_run_backward,
+    ) == before
     assert calls._users == 0
 
 

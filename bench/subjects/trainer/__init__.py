@@ -1,1 +1,2 @@
-"""The real trainer as a subject: `subject` measures it, `counts` counts it, `kind` says what else can be asked of it."""
+"""The real trainer as a subject: `subject` measures it, `counts` counts it, `kind` says what else can be
+asked of it."""

@@ -1,10 +1,10 @@
-"""The proof: the real trainer with collectors off and on, every sync and every piece of device work counted, exactly.
+"""The proof: the real trainer with collectors off and on, every sync and every piece of device work counted,
+exactly.
 
-One run replays one cycle of batches. The first cycle warms every thread up; then each arm gets a washout, long enough for
-whatever the other threads had begun under the former arm, and a whole number of cycles that is counted. A worker's work is
-counted by the step it belongs to, not by the time at which it is done, so integers of two arms can be compared for equality
-although the threads run freely.
-"""
+One run replays one cycle of batches. The first cycle warms every thread up; then each arm gets a washout,
+long enough for whatever the other threads had begun under the former arm, and a whole number of cycles that
+is counted. A worker's work is counted by the step it belongs to, not by the time at which it is done, so
+integers of two arms can be compared for equality although the threads run freely."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bench.records.types import ExactCounts
-from bench.records.types import Place as CountedPlace
+from bench.records.types import CountedPlace, ExactCounts
 from bench.syncs.cuda import CudaScopes, is_sync
-from bench.syncs.difference import Counts, Row, difference
+from bench.syncs.difference import CountRow, Counts, difference
 from dflash.config import Config
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
@@ -66,7 +65,7 @@ class Proof:
     unavailable: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
 
-    def difference(self, arm: str, base: str = OFF) -> list[Row]:
+    def difference(self, arm: str, base: str = OFF) -> list[CountRow]:
         """What `arm` does that `base` does not, and the other way round."""
         return difference(self.counts[base], self.counts[arm])
 
@@ -170,7 +169,9 @@ OUTSIDE = -2
 """Step of what belongs to no arm."""
 
 
-def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plants: Sequence[str] = (), cycle: int = CYCLE) -> Proof:
+def count_arms(
+    config: Config, arms: Mapping[str, Sequence[str]], *, plants: Sequence[str] = (), cycle: int = CYCLE
+) -> Proof:
     """Run the trainer once and count every arm.
 
     Args:
@@ -185,8 +186,15 @@ def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plants: Seq
     scopes = CudaScopes() if cuda else CountingScopes(cuda=False)
     config = _shallow(config)
     per_step = len(config.drafter.devices) * config.train.accumulation
-    # Batches that may be on their way when a switch is thrown: waiting, in a worker's hands, or being collated.
-    depth = config.queue.capacity + config.data.prefetch + len(config.target.devices) + 2 * len(config.drafter.devices) + 1
+    # Batches that may be on their way when a switch is thrown: waiting, in a worker's hands, or being
+    # collated.
+    depth = (
+        config.queue.capacity
+        + config.data.prefetch
+        + len(config.target.devices)
+        + 2 * len(config.drafter.devices)
+        + 1
+    )
     windows = _Windows(arms, cycle, washout=-(-depth // per_step) + 1, scopes=scopes)
     planted = [make_plant(name) for name in plants]
     with tempfile.TemporaryDirectory(prefix="dflash-proof-") as folder:
@@ -223,11 +231,15 @@ def count_arms(config: Config, arms: Mapping[str, Sequence[str]], *, plants: Seq
 def _shallow(config: Config) -> Config:
     """With a queue as short as may be: counts do not depend on it, and the washout is short."""
     least = max(len(config.drafter.devices), len(config.target.devices))
-    queue = config.queue.model_copy(update={"capacity": least, "hs_min_ready": min(1, config.queue.hs_min_ready)})
+    queue = config.queue.model_copy(
+        update={"capacity": least, "hs_min_ready": min(1, config.queue.hs_min_ready)}
+    )
     return config.model_copy(update={"queue": queue, "data": config.data.model_copy(update={"prefetch": 1})})
 
 
-def _trainer(config: Config, steps: int, cycle: int, folder: Path, scopes: CountingScopes, hooks: Any) -> Trainer:
+def _trainer(
+    config: Config, steps: int, cycle: int, folder: Path, scopes: CountingScopes, hooks: Any
+) -> Trainer:
     from dflash.data.plan import CyclePlan, EpochPlan
     from dflash.observe.observer import Observer
     from dflash.observe.roles import RoleMap
@@ -237,24 +249,34 @@ def _trainer(config: Config, steps: int, cycle: int, folder: Path, scopes: Count
     config = config.model_copy(
         update={
             "train": config.train.model_copy(update={"steps": steps}),
-            "observe": config.observe.model_copy(update={"tick_s": TICK_S, "flush_s": 10 * TICK_S, "collectors": ()}),
+            "observe": config.observe.model_copy(
+                update={"tick_s": TICK_S, "flush_s": 10 * TICK_S, "collectors": ()}
+            ),
         }
     )
     inputs = prepare_inputs(config)
     data = config.data
     per_step = len(config.drafter.devices) * config.train.accumulation
-    plan = CyclePlan(EpochPlan(inputs.dataset.lengths, data.buckets, data.batch_size, data.seed), cycle * per_step)
+    plan = CyclePlan(
+        EpochPlan(inputs.dataset.lengths, data.buckets, data.batch_size, data.seed), cycle * per_step
+    )
     observer = Observer(config.observe, folder, RoleMap.from_config(config))
     return Trainer(inputs, folder, observer, scopes=scopes, plan=plan, hooks=hooks, save_checkpoints=False)
 
 
 def _roles(config: Config) -> list[str]:
     targets = [f"target/{index}" for index in range(len(config.target.devices))]
-    return [*targets, *(f"drafter/{index}" for index in range(len(config.drafter.devices))), "prefetcher", MONITOR]
+    return [
+        *targets,
+        *(f"drafter/{index}" for index in range(len(config.drafter.devices))),
+        "prefetcher",
+        MONITOR,
+    ]
 
 
 def _counted(counts: Mapping[Key, int], bounds: tuple[int, int], per_step: int) -> Counts:
-    """The counts of steps `bounds`; targets and prefetcher count batches, of which a step takes `per_step`."""
+    """The counts of steps `bounds`; targets and prefetcher count batches, of which a step takes
+    `per_step`."""
     found: Counts = {}
     for key, n in counts.items():
         scale = 1 if key.role.startswith("drafter") or key.role == MONITOR else per_step
@@ -271,7 +293,8 @@ def _turned(losses: Mapping[int, float], first: int, last: int, cycle: int) -> t
 
 
 def exact_counts(proof: Proof) -> dict[str, ExactCounts]:
-    """In the harness's words. Places are those that differ in some arm, every sync, and the declared ones of the whole run."""
+    """In the harness's words. Places are those that differ in some arm, every sync, and the declared ones of
+    the whole run."""
     rows = [row for arm in proof.counts if OFF in proof.counts for row in proof.difference(arm)]
     changed = {(row.role, row.kind, row.place) for row in rows}
     return {arm: _exact(proof, arm, changed) for arm in proof.counts}

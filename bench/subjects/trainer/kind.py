@@ -1,4 +1,5 @@
-"""`--subject trainer`: the real trainer, what is counted of it, and how its settings travel to another process."""
+"""`--subject trainer`: the real trainer, what is counted of it, and how its settings travel to another
+process."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class TrainerKind:
     def make(
         self, settings: Config, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
     ) -> TrainerSubject:
-        return TrainerSubject(settings, injected=injected(inject_percent), plant=plant, time_stages=time_stages)
+        return TrainerSubject(
+            settings, injected=injected(inject_percent), plant=plant, time_stages=time_stages
+        )
 
     def counted_as(self, settings: Config) -> Mapping[str, Any]:
         return harness_config(settings).model_dump(mode="json", exclude_defaults=True)
@@ -47,8 +50,8 @@ class TrainerKind:
         return Config.model_validate(order)
 
     def trace(self, settings: Config, steps: int) -> list[tuple[int, float, float]]:
-        """With the learning rate that the user set: a gate measures with weights that stand still, which an optimizer that
-        does other work would pass unseen."""
+        """With the learning rate that the user set: a gate measures with weights that stand still, which an
+        optimizer that does other work would pass unseen."""
         from dflash.observe.observer import Observer
         from dflash.observe.roles import RoleMap
         from dflash.pipeline.build import prepare_inputs
@@ -60,7 +63,9 @@ class TrainerKind:
         with tempfile.TemporaryDirectory(prefix="dflash-trace-") as folder:
             observer = Observer(ordered.observe, Path(folder), RoleMap.from_config(ordered))
             try:
-                result = Trainer(prepare_inputs(ordered), Path(folder), observer, save_checkpoints=False).run()
+                result = Trainer(
+                    prepare_inputs(ordered), Path(folder), observer, save_checkpoints=False
+                ).run()
             finally:
                 observer.close()
         return [(row.step, row.loss, row.grad_norm) for row in result.scalars]

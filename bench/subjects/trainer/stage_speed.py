@@ -1,9 +1,9 @@
-"""What each stage of the pipeline does alone, with the cores or the GPU that it has in it: the measure of the pipeline.
+"""What each stage of the pipeline does alone, with the cores or the GPU that it has in it: the measure of the
+pipeline.
 
-A pipeline is as fast as its slowest stage at best. A target worker and a drafter are run by themselves over the batches of the
-cycle, before the run starts: nothing else works meanwhile, so on a machine whose cores share a memory bus or a power limit the
-stages alone are a little faster than they can ever be together.
-"""
+A pipeline is as fast as its slowest stage at best. A target worker and a drafter are run by themselves over
+the batches of the cycle, before the run starts: nothing else works meanwhile, so on a machine whose cores
+share a memory bus or a power limit the stages alone are a little faster than they can ever be together."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ def slowest_stage(trainer: Trainer, steps: int) -> float:
 
 def _target_seconds(worker: TargetWorker, batches: Sequence[Batch]) -> list[float]:
     def forward(batch: Batch) -> None:
-        worker.hidden_states(batch).slot.release()
+        worker.hidden_states(batch).buffer.release()
 
     with worker.device.active():
         return [_median(lambda batch=batch: forward(batch), worker.device.synchronize) for batch in batches]  # type: ignore[misc]
 
 
 def _drafter_seconds(trainer: Trainer, batches: Sequence[Batch]) -> list[float]:
-    """Seconds of each batch, the optimizer's step shared out over the batches of a step. Weights stay: the rate is 0."""
+    """Seconds of each batch, the optimizer's step shared out over the batches of a step. Weights stay: the
+    rate is 0."""
     replica, worker = trainer.replicas[0], trainer.target_workers[0]
     found = []
     for batch in batches:
@@ -60,7 +61,7 @@ def _drafter_seconds(trainer: Trainer, batches: Sequence[Batch]) -> list[float]:
             worker.device.synchronize()
         with replica.device.active():
             found.append(_median(lambda item=item: _train(replica, item), replica.device.synchronize))  # type: ignore[misc]
-            item.slot.release()
+            item.buffer.release()
     with replica.device.active():
         optimizer_s = _median(lambda: replica.optimizer.step(0.0, 0.0), replica.device.synchronize)
         replica.flat.zero_grad()

@@ -1,12 +1,13 @@
-"""The real trainer as a subject: one resident run that replays a cycle of batches while its switches are thrown.
+"""The real trainer as a subject: one persistent run that replays a cycle of batches while its switches are
+thrown.
 
-A segment goes from standstill to standstill: at both ends the drafters stand at a step boundary, the queue is full, every target
-worker waits with the next batch in hand, the prefetcher has built ahead all it may, and no device has work left. So every
-segment holds the same work of every stage, N batches through each, which takes N times the slowest stage's time, as in an
-endless run: the slower stage works all the time, from the first draw to the last batch. Without it a segment of N steps of the
-drafter holds N-2 to N+2 batches of the target, and inherits or leaves the rest; that alone was two thirds of the noise on two
-shared cores. Nothing of one arm is left for the next one, so no step is washed out.
-"""
+A segment goes from drained barrier to drained barrier: at both ends the drafters stand at a step boundary,
+the queue is full, every target worker waits with the next batch in hand, the prefetcher has built ahead all
+it may, and no device has work left. So every segment holds the same work of every stage, N batches through
+each, which takes N times the slowest stage's time, as in an endless run: the slower stage works all the time,
+from the first draw to the last batch. Without it a segment of N steps of the drafter holds N-2 to N+2 batches
+of the target, and inherits or leaves the rest; that alone was two thirds of the noise on two shared cores.
+Nothing of one arm is left for the next one, so no step is washed out."""
 
 from __future__ import annotations
 
@@ -26,7 +27,15 @@ import numpy as np
 
 from bench.machine.cores import OwnCores
 from bench.records.types import Arm
-from bench.subjects.protocol import HostMarks, Marks, OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait
+from bench.subjects.protocol import (
+    HostMarks,
+    Marks,
+    OnSegment,
+    SegmentRequest,
+    Stepper,
+    SubjectResult,
+    busy_wait,
+)
 from bench.subjects.trainer.stage_speed import slowest_stage
 from dflash.config import Config
 from dflash.data.batch import BatchSpec
@@ -39,27 +48,28 @@ if TYPE_CHECKING:
     from dflash.pipeline.trainer import Trainer
 
 CYCLE_STEPS = 4
-"""Steps that make one cycle of batches. A segment holds whole cycles, so on a slow machine a long cycle makes long segments."""
+"""Steps that make one cycle of batches. A segment holds whole cycles, so on a slow machine a long cycle makes
+long segments."""
 WINDOWS = 64
 """Places in the plan that are looked at for a cycle that is like the whole."""
 ENDLESS = 10_000_000
 """Steps of the run, which the plan ends."""
 WAITING_PER_WORKER = {"cpu": 1, "cuda": 2}
-"""Batches that may wait in the queue for each worker of the larger role. A deep queue lets a slow stage hide for as long as it
-takes to run dry; a shallow one shows it at once. On CUDA the host runs ahead of its device, and needs one more to do so."""
+"""Batches that may wait in the queue for each worker of the larger role. A deep queue lets a slow stage hide
+for as long as it takes to run dry; a shallow one shows it at once. On CUDA the host runs ahead of its device,
+and needs one more to do so."""
 LOOK_S = 1e-4
 """Between two looks at whether all stand still: short beside a segment, long beside the look."""
-STANDSTILL_S = 60.0
+BARRIER_S = 60.0
 """More than this for a few batches, and something is broken."""
 
 
 def harness_config(config: Config) -> Config:
     """The user's config as the harness runs it.
 
-    Ordered mode and a learning rate of 0, so that losses repeat bit for bit; no schedule, no checkpoints; a shallow queue, so
-    that what slows any stage slows the whole within a few steps; JSONL as the only sink; all collectors off until a switch
-    is thrown.
-    """
+    Ordered mode and a learning rate of 0, so that losses repeat bit for bit; no schedule, no checkpoints; a
+    shallow queue, so that what slows any stage slows the whole within a few steps; JSONL as the only sink;
+    all collectors off until a switch is thrown."""
     from dflash.observe.registry import without_sinks
 
     devices = (*config.target.devices, *config.drafter.devices)
@@ -79,7 +89,8 @@ def harness_config(config: Config) -> Config:
 
 
 def single_threaded_roles(config: Config) -> list[str]:
-    """The workers' roles where all work on the CPU, each with one thread: only then may each keep a core; else empty."""
+    """The workers' roles where all work on the CPU, each with one thread: only then may each keep a core;
+    else empty."""
     from dflash.pipeline.build import threads_per_worker
 
     names = (*config.target.devices, *config.drafter.devices)
@@ -128,7 +139,7 @@ class TrainerSubject:
         self.observer: Observer | None = None
         self._tokens: list[int] = []
         self._stepper: Stepper | None = None
-        self._stand = Standstill(self.warmup - 1)
+        self._barrier = DrainedBarrier(self.warmup - 1)
         self._gpu_delay: GpuDelay | None = None
         self._time_stages = time_stages
 
@@ -146,7 +157,9 @@ class TrainerSubject:
         self._cleanup.callback(self.observer.close)
         hooks = self if self._planted is None else self._planted.hooks(self)
         cores = OwnCores(single_threaded_roles(self.config))
-        self.trainer = Trainer(inputs, run_dir, self.observer, plan=plan, hooks=hooks, scopes=cores, save_checkpoints=False)
+        self.trainer = Trainer(
+            inputs, run_dir, self.observer, plan=plan, hooks=hooks, scopes=cores, save_checkpoints=False
+        )
         if self._planted is not None:
             self._planted.install(self.trainer)
 
@@ -186,11 +199,17 @@ class TrainerSubject:
             accounted_percent=summary.accounted_percent,
             stage_tokens_per_second=stage_tokens_per_second,
             peak_memory_bytes=peak_memory(device),
-            notes=tuple(f"sink {name} dropped {count} rows" for name, count in summary.dropped.items() if count),
-            faults=tuple(f"collector {name} switched itself off: {error}" for name, error in summary.failed.items()),
+            notes=tuple(
+                f"sink {name} dropped {count} rows" for name, count in summary.dropped.items() if count
+            ),
+            faults=tuple(
+                f"collector {name} switched itself off: {error}" for name, error in summary.failed.items()
+            ),
         )
 
-    def _make_stepper(self, requests: Iterator[SegmentRequest], on_segment: OnSegment, device: Device) -> Stepper:
+    def _make_stepper(
+        self, requests: Iterator[SegmentRequest], on_segment: OnSegment, device: Device
+    ) -> Stepper:
         self._gpu_delay = GpuDelay(device) if device.is_cuda and self._injected else None
         marks: Marks = CudaMarks(device) if device.is_cuda else HostMarks()
         return Stepper(
@@ -212,7 +231,8 @@ class TrainerSubject:
             observer.switch(name, name in arm.collectors)
         if self._gpu_delay is not None:
             self._gpu_delay.calibrate()
-        # Young objects only: everything older was frozen, so this is cheap, and no arm inherits another's garbage.
+        # Young objects only: everything older was frozen, so this is cheap, and no arm inherits another's
+        # garbage.
         gc.collect()
 
     def _fence(self) -> None:
@@ -220,12 +240,16 @@ class TrainerSubject:
 
         trainer = self.trainer
         assert trainer is not None
-        self._stand.wait(lambda: trainer.stands_full(), len(trainer.replicas) - 1, trainer.supervisor.stopping)
+        self._barrier.wait(
+            lambda: trainer.stands_full(), len(trainer.replicas) - 1, trainer.supervisor.stopping
+        )
         with allowed_sync("end of a measured segment"):
-            for device in [worker.device for worker in trainer.target_workers] + [replica.device for replica in trainer.replicas]:
+            for device in [worker.device for worker in trainer.target_workers] + [
+                replica.device for replica in trainer.replicas
+            ]:
                 device.synchronize()
 
-    # -- hooks of the trainer -------------------------------------------------------------------------------------------
+    # -- hooks of the trainer --------------------------------------------------------------------------------
 
     def after_backward(self, loss: Any, step: int) -> None:
         """Nothing here."""
@@ -236,15 +260,15 @@ class TrainerSubject:
         assert stepper is not None
         if step >= self.warmup - 1:
             stepper(step, self._tokens[step % self.cycle])
-            if stepper.pause_step != self._stand.step:
-                self._stand.move_on(stepper.pause_step)
+            if stepper.pause_step != self._barrier.step:
+                self._barrier.move_on(stepper.pause_step)
         return not stepper.finished
 
     def after_step_of_others(self, step: int) -> None:
         """Step boundary of the others: stand there while drafter 0 does."""
-        if step == self._stand.step:
+        if step == self._barrier.step:
             assert self.trainer is not None
-            self._stand.stay(self.trainer.supervisor.stopping)
+            self._barrier.stay(self.trainer.supervisor.stopping)
 
     def close(self) -> None:
         """Stop the observer and remove the run's folder."""
@@ -252,7 +276,7 @@ class TrainerSubject:
         self.trainer = self.observer = None
 
 
-class Standstill:
+class DrainedBarrier:
     """Where the drafters stand together: at the boundary of `step`, until drafter 0 names the next one."""
 
     def __init__(self, step: int) -> None:
@@ -281,10 +305,10 @@ class Standstill:
         Raises:
             RuntimeError: they do not.
         """
-        deadline = time.monotonic() + STANDSTILL_S
+        deadline = time.monotonic() + BARRIER_S
         while not (self._standing == others and rest_stands()) and not stopping.is_set():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the pipeline does not come to a standstill within {STANDSTILL_S:g} s at a segment's end")
+                raise RuntimeError(f"the pipeline does not drain within {BARRIER_S:g} s at a segment's end")
             time.sleep(LOOK_S)
 
 
@@ -300,12 +324,15 @@ class _From:
 
 
 def typical_window(plan: Plan, lengths: Sequence[int] | np.ndarray, batches: int) -> int:
-    """Where the `batches` batches begin whose tokens, real and padded, are most like the plan's mean: a pure function.
+    """Where the `batches` batches begin whose tokens, real and padded, are most like the plan's mean: a pure
+    function.
 
     A short cycle of whatever comes first would give a throughput that hangs on luck.
     """
     specs = [plan.spec(index) for index in range(WINDOWS + batches)]
-    sizes = np.array([[sum(int(lengths[row]) for row in s.sample_ids), s.bucket * len(s.sample_ids)] for s in specs], float)
+    sizes = np.array(
+        [[sum(int(lengths[row]) for row in s.sample_ids), s.bucket * len(s.sample_ids)] for s in specs], float
+    )
     mean = sizes.mean(axis=0)
     means = np.array([sizes[start : start + batches].mean(axis=0) for start in range(WINDOWS)])
     return int(np.abs(means / mean - 1.0).sum(axis=1).argmin())
@@ -352,7 +379,8 @@ class GpuDelay:
         torch.cuda._sleep(int(nanoseconds * self._cycles_per_ns))
 
     def calibrate(self) -> None:
-        """In the drafter's thread between two segments, or the first one with a delay would pay for it. Once."""
+        """In the drafter's thread between two segments, or the first one with a delay would pay for it.
+        Once."""
         if self._cycles_per_ns:
             return
         import torch

@@ -1,10 +1,10 @@
 """A worker and a monitor in miniature, to see what a way makes of a planted fault.
 
-    python -m bench.syncs.faults.fixture WAY        in its own process: JSON {fault: {"claimed": bool, "hits": {kind: count}}}
+    python -m bench.syncs.faults.fixture WAY    own process: {fault: {"claimed": bool, "hits": {kind: count}}}
 
-One "drafter" thread does steps (forward, backward, the plant's place behind it) and one "monitor" thread ticks; first with the
-plant off, then on. What the way counted more is compared with what was planted: right role, right line?
-"""
+One "drafter" thread does steps (forward, backward, the plant's place behind it) and one "monitor" thread
+ticks; first with the plant off, then on. What the way counted more is compared with what was planted: right
+role, right line?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from bench.syncs.difference import Counts, Row, difference
+from bench.syncs.difference import CountRow, Counts, difference
 from bench.syncs.faults.planted import COUNTED, PLANTED, PlantedFault, make_plant
 from bench.syncs.ways import make_ways
 from bench.syncs.ways.allocator import AllocatorWay
@@ -36,14 +36,14 @@ class Found:
 
     Attributes:
         rows: everything that it counted more with the fault than without.
-        hits: those with the right role and a line of the fault, as often as the fault happened (source is read once, and a
-            cache can be empty already).
+        hits: those with the right role and a line of the fault, as often as the fault happened (source is
+            read once, and a cache can be empty already).
     """
 
     way: str
     fault: PlantedFault
-    rows: tuple[Row, ...]
-    hits: tuple[Row, ...]
+    rows: tuple[CountRow, ...]
+    hits: tuple[CountRow, ...]
 
     @property
     def kinds(self) -> str:
@@ -57,7 +57,9 @@ def try_fault(way: Way, fault: PlantedFault) -> Found:
     file, lines = fault.lines()
     rows = difference(off, on)
     role = SOURCE if isinstance(way, LintWay) else fault.role
-    hits = [row for row in rows if row.role == role and _same(row.place.file, file) and row.place.line in lines]
+    hits = [
+        row for row in rows if row.role == role and _same(row.place.file, file) and row.place.line in lines
+    ]
     least = 1 if isinstance(way, LintWay | AllocatorWay) else STEPS
     return Found(way.name, fault, tuple(rows), tuple(row for row in hits if row.on - row.off >= least))
 
@@ -146,7 +148,10 @@ def main(argv: Sequence[str]) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     way = next((way for way in make_ways(device) if way.name == argv[0]), None)
     if way is None:
-        print(f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in make_ways())})", file=sys.stderr)
+        print(
+            f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in make_ways())})",
+            file=sys.stderr,
+        )
         return 2
     if (reason := way.available()) is not None:
         print(f"error: {way.name}: unavailable: {reason}", file=sys.stderr)
@@ -154,7 +159,10 @@ def main(argv: Sequence[str]) -> int:
     tree = {}
     for name in COUNTED:
         found = try_fault(way, PLANTED[name])
-        tree[name] = {"claimed": name in way.claims, "hits": {row.kind: row.on - row.off for row in found.hits}}
+        tree[name] = {
+            "claimed": name in way.claims,
+            "hits": {row.kind: row.on - row.off for row in found.hits},
+        }
     print(json.dumps(tree))
     return 0
 

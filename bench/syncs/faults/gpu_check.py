@@ -2,9 +2,9 @@
 
     python -m bench.syncs.faults.gpu_check [--out DIR]
 
-Runs the `gpu` tests; every planted fault under every way; the truth table under the GPU trace hooks, CUPTI and the modes, beside
-what the modes predict on the CPU; the cost of event pairs; the collectors in the real trainer with everything on one GPU.
-Without a CUDA device it says so, exits with code 4, and writes nothing.
+Runs the `gpu` tests; every planted fault under every way; the truth table under the GPU trace hooks, CUPTI
+and the modes, beside what the modes predict on the CPU; the cost of event pairs; the collectors in the real
+trainer with everything on one GPU. Without a CUDA device it says so, exits with code 4, and writes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ADDED = ("syncs_added", "operations_added", "copies_added", "allocations_added")
 
 @dataclass
 class Check:
-    """What was found. `problems` is empty when all is as claimed; a part that was not run is named in `left_out`."""
+    """What was found. `problems` is empty when all is as claimed; a part that was not run is named in
+    `left_out`."""
 
     gpu: str
     versions: dict[str, str]
@@ -96,19 +97,25 @@ def run_json(check: Check, name: str, arguments: Sequence[str], timeout_s: float
 def planted(check: Check, deadline: Deadline) -> None:
     """Every fault under every way, each way in a process of its own."""
     for way in CUDA_WAYS:
-        found = run_json(check, f"planted faults, {way}", ["-m", "bench.syncs.faults.fixture", way], deadline.left(40))
+        found = run_json(
+            check, f"planted faults, {way}", ["-m", "bench.syncs.faults.fixture", way], deadline.left(40)
+        )
         if found is None:
             continue
         check.faults[way] = found
         check.problems += [
-            f"{way}: planted {name} was not found" for name, one in found.items() if one["claimed"] and not one["hits"]
+            f"{way}: planted {name} was not found"
+            for name, one in found.items()
+            if one["claimed"] and not one["hits"]
         ]
 
 
 def truth(check: Check, deadline: Deadline) -> None:
     """The truth table, and what the modes predict of it on the CPU."""
     for way in TRUTH_WAYS:
-        found = run_json(check, f"truth table, {way}", ["-m", "bench.syncs.faults.truth", way], deadline.left(40))
+        found = run_json(
+            check, f"truth table, {way}", ["-m", "bench.syncs.faults.truth", way], deadline.left(40)
+        )
         if found is not None:
             check.truth[way] = found
     check.predicted = predictions()
@@ -123,8 +130,11 @@ def predictions() -> dict[str, bool]:
     return {case.name: bool(syncs_of(ModesWay("cpu"), case)) for case in CASES}
 
 
-def disagreements(predicted: Mapping[str, bool], counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[str]:
-    """Cases in which the prediction, the trace and CUPTI differ. Hidden copies are judged by the copy wrappers alone."""
+def disagreements(
+    predicted: Mapping[str, bool], counted: Mapping[str, Mapping[str, Mapping[str, int]]]
+) -> list[str]:
+    """Cases in which the prediction, the trace and CUPTI differ. Hidden copies are judged by the copy
+    wrappers alone."""
     from bench.syncs.faults.truth import PAGEABLE_CASES
     from bench.syncs.ways.cupti import SYNCS
 
@@ -132,9 +142,14 @@ def disagreements(predicted: Mapping[str, bool], counted: Mapping[str, Mapping[s
     for name, waits in predicted.items():
         judge = "copy wrappers" if name in PAGEABLE_CASES else "GPU trace"
         if judge in counted and bool(counted[judge].get(name)) != waits:
-            lines.append(f"{name}: the CPU ways predict {_waits(waits)}, {judge} counts {dict(counted[judge].get(name, {}))}")
+            lines.append(
+                f"{name}: the CPU ways predict {_waits(waits)}, {judge} counts "
+                f"{dict(counted[judge].get(name, {}))}"
+            )
         if "CUPTI" in counted and "GPU trace" in counted and name not in PAGEABLE_CASES:
-            driver = sum(n for kind, n in counted["CUPTI"].get(name, {}).items() if kind in set(SYNCS.values()))
+            driver = sum(
+                n for kind, n in counted["CUPTI"].get(name, {}).items() if kind in set(SYNCS.values())
+            )
             trace = sum(counted["GPU trace"].get(name, {}).values())
             if bool(driver) != bool(trace):
                 lines.append(f"{name}: the GPU trace counts {trace} syncs, CUPTI {driver}")
@@ -146,7 +161,8 @@ def _waits(waits: bool) -> str:
 
 
 def event_cost() -> dict[str, float]:
-    """Host nanoseconds of an event pair on the hot path, of a poll, and of a stage timer as the recorder uses it."""
+    """Host nanoseconds of an event pair on the hot path, of a poll, and of a stage timer as the recorder uses
+    it."""
     import torch
 
     from dflash.device import Device
@@ -188,7 +204,8 @@ def _ns(call: Any, calls: int = 500, repeats: int = 7) -> float:
 
 
 def overhead(check: Check, deadline: Deadline) -> None:
-    """`python -m bench overhead --quick` of the small trainer, target and drafter on this GPU, exact counts included."""
+    """`python -m bench overhead --quick` of the small trainer, target and drafter on this GPU, exact counts
+    included."""
     with tempfile.TemporaryDirectory() as folder:
         devices = ['target.devices=["cuda:0"]', 'drafter.devices=["cuda:0"]']
         arguments = ["-m", "bench", "overhead", "--quick", "--minutes", "0.5", "--out", folder]
@@ -197,23 +214,30 @@ def overhead(check: Check, deadline: Deadline) -> None:
         code, _, err = child(arguments, deadline.left(150))
         receipt = Path(folder) / "receipt.json"
         if not receipt.is_file():
-            check.problems.append(f"overhead: exit code {code}, no receipt: {(err.strip().splitlines() or ['no message'])[-1]}")
+            check.problems.append(
+                f"overhead: exit code {code}, no receipt: {(err.strip().splitlines() or ['no message'])[-1]}"
+            )
             return
         tree = json.loads(receipt.read_text(encoding="utf-8"))
     check.overhead = {
-        key: tree[key] for key in ("verdict", "exit_code", "losses_equal", "reasons", "collectors", "all", "throughput")
+        key: tree[key]
+        for key in ("verdict", "exit_code", "losses_equal", "reasons", "collectors", "all", "throughput")
     }
     for cost in (*tree["collectors"], *([tree["all"]] if tree["all"] else [])):
         for what in ("syncs_added", "operations_added", "copies_added", "allocations_added"):
             if cost[what]:
-                check.problems.append(f"overhead: {cost['name']} adds {cost[what]} {what.removesuffix('_added')}")
+                check.problems.append(
+                    f"overhead: {cost['name']} adds {cost[what]} {what.removesuffix('_added')}"
+                )
     if tree["losses_equal"] is False:
         check.problems.append("overhead: losses differ between the arms")
 
 
 def gpu_tests(check: Check, deadline: Deadline) -> None:
     """`pytest -m gpu`."""
-    code, out, err = child(["-m", "pytest", "-m", "gpu", "tests", "-p", "no:cacheprovider"], deadline.left(120))
+    code, out, err = child(
+        ["-m", "pytest", "-m", "gpu", "tests", "-p", "no:cacheprovider"], deadline.left(120)
+    )
     tail = (out.strip() or err.strip()).splitlines()
     check.tests = {"exit_code": code, "summary": tail[-1] if tail else "no output"}
     if code != 0:
@@ -248,7 +272,11 @@ def page(check: Check) -> str:
     ]
     if check.left_out:
         parts += ["\nNot run:\n", "\n".join(f"- {line}" for line in check.left_out)]
-    parts += [f"\n## GPU tests\n\n{check.tests.get('summary', 'not run')}\n", "## Planted faults\n", _faults_table(check)]
+    parts += [
+        f"\n## GPU tests\n\n{check.tests.get('summary', 'not run')}\n",
+        "## Planted faults\n",
+        _faults_table(check),
+    ]
     parts += [
         "\n## Truth table\n",
         _truth_table(check),
@@ -299,25 +327,38 @@ def _costs_table(check: Check) -> str:
             cost["name"],
             "-"
             if cost["isolated"] is None
-            else f"{cost['isolated']['percent']:.2f} ({cost['isolated']['low']:.2f} to {cost['isolated']['high']:.2f})",
+            else (
+                f"{cost['isolated']['percent']:.2f} ({cost['isolated']['low']:.2f} to "
+                f"{cost['isolated']['high']:.2f})"
+            ),
             "-" if cost["accounted_percent"] is None else f"{cost['accounted_percent']:.4f}",
             *(cost[what] for what in ADDED),
         )
         for cost in costs
     ]
     headers = ("collector", "slowdown, %", "accounted, %", "syncs", "operations", "copies", "allocations")
-    verdict = f"`overhead --quick`, everything on one GPU: {found['verdict']} (exit code {found['exit_code']})."
+    verdict = (
+        f"`overhead --quick`, everything on one GPU: {found['verdict']} (exit code {found['exit_code']})."
+    )
     return verdict + "\n\n" + tabulate(rows, headers=headers, tablefmt="github", missingval="-")
 
 
 def _interval(interval: Mapping[str, float] | None) -> str:
-    return "-" if interval is None else f"{interval['percent']:.2f} ({interval['low']:.2f} to {interval['high']:.2f})"
+    return (
+        "-"
+        if interval is None
+        else f"{interval['percent']:.2f} ({interval['low']:.2f} to {interval['high']:.2f})"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0: everything as claimed; 1: not; 4: no CUDA device, nothing written."""
-    parser = argparse.ArgumentParser(prog="python -m bench.syncs.faults.gpu_check", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", default="gpu-check", metavar="DIR", help="folder for gpu-check.json and gpu-check.md")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.syncs.faults.gpu_check", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--out", default="gpu-check", metavar="DIR", help="folder for gpu-check.json and gpu-check.md"
+    )
     options = parser.parse_args(argv)
     import torch
 

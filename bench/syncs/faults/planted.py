@@ -1,4 +1,5 @@
-"""Bad collectors, on purpose: what the counters and the timings must find. `python -m bench overhead --plant NAME`.
+"""Bad collectors, on purpose: what the counters and the timings must find. `python -m bench overhead --plant
+NAME`.
 
 Each one is a collector like any other, with a switch, and does its mischief only while it is on:
 
@@ -7,9 +8,8 @@ Each one is a collector like any other, with a switch, and does its mischief onl
     plant.install(trainer)                  # before run
     observer.switch("item", True)
 
-The faults of a worker run in drafter 0's thread right after backward; `backward_sync` runs inside backward, in a hook of
-the drafter's output; those of the monitor run in its tick.
-"""
+The faults of a worker run in drafter 0's thread right after backward; `backward_sync` runs inside backward,
+in a hook of the drafter's output; those of the monitor run in its tick."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class PlantedFault:
 
 
 class Plant(Collector):
-    """A planted fault as a collector. What it keeps between calls is made at the first one, in the thread that it runs in."""
+    """A planted fault as a collector. What it keeps between calls is made at the first one, in the thread
+    that it runs in."""
 
     name: ClassVar[str] = "planted"
     metrics: ClassVar[tuple[Metric, ...]] = ()
@@ -93,7 +94,9 @@ class Plant(Collector):
         trainer.observer.add(lambda sources: self)
         self.tick_s = trainer.config.observe.tick_s
         if self.fault.act is _held_gil:
-            self.gil_length = max(1, int(self.gil_length * HELD_SHARE * self.tick_s / _seconds_held(self.gil_length)))
+            self.gil_length = max(
+                1, int(self.gil_length * HELD_SHARE * self.tick_s / _seconds_held(self.gil_length))
+            )
         if self.fault.where == "backward":
             replica.drafter.register_forward_hook(self._hang_into_backward)
 
@@ -151,7 +154,7 @@ class _Hooks:
             self._inner.after_step_of_others(step)
 
 
-# -- the faults ---------------------------------------------------------------------------------------------------------
+# -- the faults ----------------------------------------------------------------------------------------------
 
 
 def _item(value: torch.Tensor, plant: Plant) -> object:
@@ -223,18 +226,65 @@ def _held_gil(value: torch.Tensor, plant: Plant) -> object:
 PLANTED: dict[str, PlantedFault] = {
     fault.name: fault
     for fault in (
-        PlantedFault("item", "reads the loss in each step, as grad-norm metrics do", "step", "item()", "stream sync", _item),
-        PlantedFault("device_sync", "waits for the whole device", "step", "device synchronize", "device sync", _device_sync),
-        PlantedFault("event_sync", "waits for an event", "step", "event synchronize", "event sync", _event_sync),
-        PlantedFault("pageable_copy", "asynchronous copy to pageable memory", "step", "pageable copy", "", _pageable_copy),
-        PlantedFault("mask_read", "reads through a boolean mask", "step", "read by mask", "stream sync", _mask_read),
-        PlantedFault("empty_cache", "gives the allocator's cache back", "step", "empty_cache", "", _empty_cache),
+        PlantedFault(
+            "item",
+            "reads the loss in each step, as grad-norm metrics do",
+            "step",
+            "item()",
+            "stream sync",
+            _item,
+        ),
+        PlantedFault(
+            "device_sync",
+            "waits for the whole device",
+            "step",
+            "device synchronize",
+            "device sync",
+            _device_sync,
+        ),
+        PlantedFault(
+            "event_sync", "waits for an event", "step", "event synchronize", "event sync", _event_sync
+        ),
+        PlantedFault(
+            "pageable_copy",
+            "asynchronous copy to pageable memory",
+            "step",
+            "pageable copy",
+            "",
+            _pageable_copy,
+        ),
+        PlantedFault(
+            "mask_read", "reads through a boolean mask", "step", "read by mask", "stream sync", _mask_read
+        ),
+        PlantedFault(
+            "empty_cache", "gives the allocator's cache back", "step", "empty_cache", "", _empty_cache
+        ),
         PlantedFault("extra_kernel", "one more kernel in each step", "step", "operation", "", _extra_kernel),
-        PlantedFault("device_alloc", "device memory anew in each step", "step", "allocation", "", _device_alloc),
-        PlantedFault("backward_sync", "reads a gradient inside backward", "backward", "tolist()", "stream sync", _backward_sync),
-        PlantedFault("monitor_sync", "reads the loss in the monitor", "monitor", "float()", "stream sync", _monitor_sync),
-        PlantedFault("busy_loop", "a busy loop in the monitor for half of every tick", "monitor", "", "", _busy_loop),
-        PlantedFault("held_gil", "holds the interpreter lock for a part of every tick", "monitor", "", "", _held_gil),
+        PlantedFault(
+            "device_alloc", "device memory anew in each step", "step", "allocation", "", _device_alloc
+        ),
+        PlantedFault(
+            "backward_sync",
+            "reads a gradient inside backward",
+            "backward",
+            "tolist()",
+            "stream sync",
+            _backward_sync,
+        ),
+        PlantedFault(
+            "monitor_sync",
+            "reads the loss in the monitor",
+            "monitor",
+            "float()",
+            "stream sync",
+            _monitor_sync,
+        ),
+        PlantedFault(
+            "busy_loop", "a busy loop in the monitor for half of every tick", "monitor", "", "", _busy_loop
+        ),
+        PlantedFault(
+            "held_gil", "holds the interpreter lock for a part of every tick", "monitor", "", "", _held_gil
+        ),
     )
 }
 COUNTED = tuple(name for name, fault in PLANTED.items() if fault.kind)
@@ -248,5 +298,7 @@ def make_plant(name: str) -> Plant:
         UserError: no such fault.
     """
     if name not in PLANTED:
-        raise UserError(f"--plant {name}: no such planted fault{nearest(name, PLANTED)} (known: {', '.join(PLANTED)})")
+        raise UserError(
+            f"--plant {name}: no such planted fault{nearest(name, PLANTED)} (known: {', '.join(PLANTED)})"
+        )
     return Plant(PLANTED[name])

@@ -1,7 +1,8 @@
 """The truth table: operations of which it is known whether the host waits on a GPU.
 
-The first part follows PyTorch's own list of expected and unexpected warnings (`test_sync_warning` in its `test_torch.py`); the
-second adds copies, constructors and Python reads, from CUDA's rules on which copies return early.
+The first part follows PyTorch's own list of expected and unexpected warnings (`test_sync_warning` in its
+`test_torch.py`); the second adds copies, constructors and Python reads, from CUDA's rules on which copies
+return early.
 
     python -m bench.syncs.faults.truth WAY        in a process of its own: JSON {case: {kind: count}}
 """
@@ -58,7 +59,10 @@ _UPSTREAM: dict[str, tuple[bool, Callable[[Any], object]]] = {
     "one_hot with classes": (False, lambda o: F.one_hot(o.index, num_classes=SIZE)),
     "randperm": (False, lambda o: torch.randperm(20000, device=o.device)),
     "repeat_interleave by a number": (False, lambda o: torch.repeat_interleave(o.x, 2, output_size=2 * SIZE)),
-    "repeat_interleave with output_size": (False, lambda o: torch.repeat_interleave(o.x, o.repeats, output_size=2 * SIZE)),
+    "repeat_interleave with output_size": (
+        False,
+        lambda o: torch.repeat_interleave(o.x, o.repeats, output_size=2 * SIZE),
+    ),
     "any": (False, lambda o: torch.any(o.y)),
     "tensor into a device mask": (True, lambda o: _set(o.x, o.mask, o.y)),
     "tensor into a host index": (True, lambda o: _set(o.x, o.host_index, o.y)),
@@ -91,7 +95,10 @@ _OURS: dict[str, tuple[bool, Callable[[Any], object]]] = {
     "tensor from an array": (True, lambda o: torch.as_tensor(np.zeros(SIZE), device=o.device)),
     "blocking copy in from pinned memory": (True, lambda o: o.pinned.to(o.device)),
     "blocking copy out to pinned memory": (True, lambda o: o.pinned.copy_(o.x)),
-    "clip_grad_norm_ that checks": (True, lambda o: torch.nn.utils.clip_grad_norm_([o.leaf], 1.0, error_if_nonfinite=True)),
+    "clip_grad_norm_ that checks": (
+        True,
+        lambda o: torch.nn.utils.clip_grad_norm_([o.leaf], 1.0, error_if_nonfinite=True),
+    ),
     "in a backward hook": (True, lambda o: (o.hooked * o.hooked).sum().backward()),
     "full": (False, lambda o: torch.full((), 3.0, device=o.device)),
     "masked_fill": (False, lambda o: o.x.masked_fill(o.mask, 0.0)),
@@ -115,7 +122,10 @@ _PAGEABLE: dict[str, tuple[bool, Callable[[Any], object]]] = {
     "asynchronous copy in from pageable memory": (True, lambda o: o.pageable.to(o.device, non_blocking=True)),
     "asynchronous copy out to pageable memory": (True, lambda o: o.pageable.copy_(o.x, non_blocking=True)),
     "asynchronous copy out to gapped memory": (True, lambda o: o.gapped.copy_(o.x, non_blocking=True)),
-    "asynchronous copy of permuted pinned memory": (False, lambda o: o.permuted.to(o.device, non_blocking=True)),
+    "asynchronous copy of permuted pinned memory": (
+        False,
+        lambda o: o.permuted.to(o.device, non_blocking=True),
+    ),
     "asynchronous copy of nothing": (False, lambda o: o.pageable[:0].to(o.device, non_blocking=True)),
 }
 
@@ -129,7 +139,8 @@ PAGEABLE_CASES = frozenset(_PAGEABLE)
 
 
 def operands(device: torch.device) -> SimpleNamespace:
-    """Small tensors on `device` and on the host. Called inside an armed scope, so that the modes know which is where."""
+    """Small tensors on `device` and on the host. Called inside an armed scope, so that the modes know which
+    is where."""
     x = torch.rand(SIZE, device=device)
     leaf = torch.nn.Parameter(torch.ones(SIZE, device=device))
     leaf.grad = torch.ones(SIZE, device=device)
@@ -191,7 +202,10 @@ def main(argv: Sequence[str]) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     way = next((way for way in make_ways(device) if way.name == argv[0]), None)
     if way is None:
-        print(f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in make_ways())})", file=sys.stderr)
+        print(
+            f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in make_ways())})",
+            file=sys.stderr,
+        )
         return 2
     if (reason := way.available()) is not None:
         print(f"error: {way.name}: unavailable: {reason}", file=sys.stderr)

@@ -23,4 +23,12 @@ def make_ways(device: str = "cpu") -> list[Way]:
     from bench.syncs.ways.lint import LintWay
     from bench.syncs.ways.modes import ModesWay
 
-    return [ModesWay(device), FakeDeviceWay(), LintWay(), GpuTraceWay(), CopiesWay(), AllocatorWay(), CuptiWay()]
+    return [
+        ModesWay(device),
+        FakeDeviceWay(),
+        LintWay(),
+        GpuTraceWay(),
+        CopiesWay(),
+        AllocatorWay(),
+        CuptiWay(),
+    ]

@@ -1,8 +1,8 @@
 """Way: counters of the caching allocators, read around every operation.
 
-The device's allocator asks the driver for memory when its cache has none that fits, and gives memory back when it runs out or
-is told to; both stall the device, and no synchronisation call tells of either. The host's allocator pins memory likewise.
-"""
+The device's allocator asks the driver for memory when its cache has none that fits, and gives memory back
+when it runs out or is told to; both stall the device, and no synchronisation call tells of either. The host's
+allocator pins memory likewise."""
 
 from __future__ import annotations
 
@@ -52,11 +52,14 @@ def read() -> dict[str, int]:
 
 
 class AllocatorWay:
-    """Reads the counters before and after each operation of an armed thread. A second thread that allocates in the same
-    microseconds is charged to the first: the counters are the device's, not the thread's."""
+    """Reads the counters before and after each operation of an armed thread. A second thread that allocates
+    in the same microseconds is charged to the first: the counters are the device's, not the thread's."""
 
     name = "allocator counters"
-    sees = "device memory asked of the driver and given back, waits for all streams, pinned memory; with the operation's place"
+    sees = (
+        "device memory asked of the driver and given back, waits for all streams, pinned memory; with the "
+        "operation's place"
+    )
     does_not_see = "any other wait; which of two threads it was, when both allocate at the same moment"
     claims = frozenset({"empty_cache", "device_alloc"})
     device = "cuda"

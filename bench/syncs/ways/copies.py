@@ -1,8 +1,8 @@
-"""Way: wrappers of `Tensor.to`, `.cpu`, `.cuda` and `.copy_` that look at the host's side of an asynchronous copy.
+"""Way: wrappers of `Tensor.to`, `.cpu`, `.cuda` and `.copy_` that look at the host's side of an asynchronous
+copy.
 
-An asynchronous copy from pageable memory stages the data first, and one to pageable memory returns only when it is done;
-no synchronisation call tells of either.
-"""
+An asynchronous copy from pageable memory stages the data first, and one to pageable memory returns only when
+it is done; no synchronisation call tells of either."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from steptime.syncs.scopes import Scope
 PAGEABLE, GAPPED = "pageable copy", "gapped copy"
 
 
-def hidden_wait(host: torch.Tensor, *, to_device: bool, converts: bool, pinned: Callable[[torch.Tensor], bool]) -> str | None:
+def hidden_wait(
+    host: torch.Tensor, *, to_device: bool, converts: bool, pinned: Callable[[torch.Tensor], bool]
+) -> str | None:
     """The kind of wait that an asynchronous copy between `host` and a device hides, or None.
 
     Args:
-        converts: source and destination differ in type. On the way to the device the host converts first, into pageable memory.
+        converts: source and destination differ in type. On the way to the device the host converts first,
+            into pageable memory.
         pinned: whether a tensor's memory is page-locked.
     """
     if host.numel() == 0:
@@ -94,7 +97,8 @@ class CopiesWay:
         setattr(torch.Tensor, name, call)
 
     def _before_to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        # `.to("cpu", non_blocking=True)` allocates a pinned destination itself, so only the way to the device can hide a wait.
+        # `.to("cpu", non_blocking=True)` allocates a pinned destination itself, so only the way to the device
+        # can hide a wait.
         if tensor.device.type != "cpu":
             return
         other = args[0] if args else kwargs.get("other")
@@ -110,7 +114,9 @@ class CopiesWay:
         if device is not None and device.type == "cuda" and non_blocking:
             self._note(tensor, to_device=True, converts=dtype is not None and dtype != tensor.dtype)
 
-    def _before_cuda(self, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> None:
+    def _before_cuda(
+        self, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any
+    ) -> None:
         if tensor.device.type == "cpu" and non_blocking:
             self._note(tensor, to_device=True, converts=False)
 
@@ -118,10 +124,14 @@ class CopiesWay:
         if not non_blocking or target.device.type == source.device.type:
             return
         to_device = target.is_cuda
-        self._note(source if to_device else target, to_device=to_device, converts=source.dtype != target.dtype)
+        self._note(
+            source if to_device else target, to_device=to_device, converts=source.dtype != target.dtype
+        )
 
     def _note(self, host: torch.Tensor, *, to_device: bool, converts: bool) -> None:
-        kind = hidden_wait(host, to_device=to_device, converts=converts, pinned=lambda tensor: tensor.is_pinned())
+        kind = hidden_wait(
+            host, to_device=to_device, converts=converts, pinned=lambda tensor: tensor.is_pinned()
+        )
         if kind is not None:
             self.notes.note(kind)
 

@@ -1,8 +1,7 @@
 """Way: CUPTI, the driver's own account, as a cross-check in a process of its own.
 
-CUPTI takes one subscriber per process, so never beside torch.profiler, nsys or DCGM profiling. It sees what any library waits
-for, PyTorch's allocator and Triton included, in the thread that calls the driver.
-"""
+CUPTI takes one subscriber per process, so never beside torch.profiler, nsys or DCGM profiling. It sees what
+any library waits for, PyTorch's allocator and Triton included, in the thread that calls the driver."""
 
 from __future__ import annotations
 
@@ -47,7 +46,9 @@ class CuptiWay:
 
     name = "CUPTI"
     sees = "every synchronise, copy, kernel launch and memory call to the driver, whichever library makes it"
-    does_not_see = "why: blocking copies show as a copy and a stream synchronise; pageable copies as copies alone"
+    does_not_see = (
+        "why: blocking copies show as a copy and a stream synchronise; pageable copies as copies alone"
+    )
     claims = frozenset(
         {
             "item",

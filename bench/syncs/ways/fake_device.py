@@ -1,10 +1,10 @@
 """The audit on a device that has no data: whatever wants to read from it must say so.
 
-Tensors of the `meta` device have shapes and types but no memory, so PyTorch itself cannot give the host a value, a shape
-that depends on values, or a copy. The audit notes each such wish with its place and answers with zeros, so that the program
-goes on. (FakeTensorMode with `cuda` tensors would be nearer to the real thing, but on a CPU-only build of torch it ends the
-process at the first gradient and fails at Python indexing: "not linked with support for cuda devices".)
-"""
+Tensors of the `meta` device have shapes and types but no memory, so PyTorch itself cannot give the host a
+value, a shape that depends on values, or a copy. The audit notes each such wish with its place and answers
+with zeros, so that the program goes on. (FakeTensorMode with `cuda` tensors would be nearer to the real
+thing, but on a CPU-only build of torch it ends the process at the first gradient and fails at Python
+indexing: "not linked with support for cuda devices".)"""
 
 from __future__ import annotations
 
@@ -35,9 +35,13 @@ class FakeDeviceWay:
     """Runs a program on `meta` tensors."""
 
     name = "fake device"
-    sees = "value and shape reads, copies to the host that wait, host tensors in device operations; with real device types"
+    sees = (
+        "value and shape reads, copies to the host that wait, host tensors in device operations; with real "
+        "device types"
+    )
     does_not_see = (
-        "waits that read nothing (synchronize, empty_cache), copies to the device, pageable memory, what depends on values; "
+        "waits that read nothing (synchronize, empty_cache), copies to the device, pageable memory, what "
+        "depends on values; "
         "answers are zeros, so the program may take another path"
     )
     claims = frozenset({"item", "mask_read", "backward_sync", "monitor_sync"})
@@ -76,7 +80,10 @@ class _Audit(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name
         self._operations[self.sync_scope.role] = self._operations.get(self.sync_scope.role, 0) + 1
-        if name in ("aten::_to_copy", "aten::copy_") and (copied := self._copied(name, args, kwargs)) is not None:
+        if (
+            name in ("aten::_to_copy", "aten::copy_")
+            and (copied := self._copied(name, args, kwargs)) is not None
+        ):
             return copied
         try:
             return func(*args, **kwargs)
@@ -126,7 +133,9 @@ _ANSWERS: dict[str, Any] = {
     "aten::masked_select": _nothing,
     "aten::bincount": _nothing,
     "aten::repeat_interleave": _nothing,
-    "aten::index": lambda tensor, indices: torch.empty((0, *tensor.shape[len(indices) :]), dtype=tensor.dtype, device=META),
+    "aten::index": lambda tensor, indices: torch.empty(
+        (0, *tensor.shape[len(indices) :]), dtype=tensor.dtype, device=META
+    ),
     "aten::_unique2": lambda tensor, *rest, **options: (_nothing(tensor),) * 3,
 }
 
@@ -147,7 +156,8 @@ def _meta_drafter(*arguments: Any) -> Drafter:
 
 
 def audit(config: Config, steps: int = 3, plant: str = "") -> FakeDeviceWay:
-    """Run the real trainer for some steps on `meta` devices, all collectors on, every worker and the monitor audited.
+    """Run the real trainer for some steps on `meta` devices, all collectors on, every worker and the monitor
+    audited.
 
     Left out: what happens outside the workers (warm-up, checkpoints), and values: losses are zeros.
 
@@ -179,7 +189,9 @@ def audit(config: Config, steps: int = 3, plant: str = "") -> FakeDeviceWay:
             # The warm-up is no part of the steady state; under the audit it may read whatever it likes.
             with FakeDeviceWay().arm("warm-up"):
                 hooks = planted.hooks() if planted is not None else None
-                trainer = Trainer(inputs, Path(folder), observer, scopes=way, hooks=hooks, save_checkpoints=False)
+                trainer = Trainer(
+                    inputs, Path(folder), observer, scopes=way, hooks=hooks, save_checkpoints=False
+                )
             if planted is not None:
                 planted.install(trainer)
                 observer.switch(planted.name, True)

@@ -1,8 +1,7 @@
 """Way: PyTorch's GPU trace hooks. They call Python in the thread that waits, before it waits.
 
-Activation cannot be undone, so arm it only in a process made for counting. The hooks are private to PyTorch: when they are
-not there, this way is unavailable, and nothing else stands in for it.
-"""
+Activation cannot be undone, so arm it only in a process made for counting. The hooks are private to PyTorch:
+when they are not there, this way is unavailable, and nothing else stands in for it."""
 
 from __future__ import annotations
 
@@ -36,13 +35,17 @@ class GpuTraceWay:
 
     name = "GPU trace"
     sees = (
-        "device, stream and event synchronisation of PyTorch, whoever asks for it, in the thread that waits and in backward; "
+        "device, stream and event synchronisation of PyTorch, whoever asks for it, in the thread that waits "
+        "and in backward; "
         "blocks of the caching allocator, events created and recorded"
     )
     does_not_see = (
-        "asynchronous copies on pageable memory, the driver's allocations and frees, empty_cache, kernels of other libraries"
+        "asynchronous copies on pageable memory, the driver's allocations and frees, empty_cache, kernels of "
+        "other libraries"
     )
-    claims = frozenset({"item", "device_sync", "event_sync", "mask_read", "device_alloc", "backward_sync", "monitor_sync"})
+    claims = frozenset(
+        {"item", "device_sync", "event_sync", "mask_read", "device_alloc", "backward_sync", "monitor_sync"}
+    )
     device = "cuda"
 
     def __init__(self) -> None:

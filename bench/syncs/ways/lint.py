@@ -88,7 +88,10 @@ class LintWay:
     """Reads files; nothing runs, so whoever would be to blame is called `source`."""
 
     name = "lint"
-    sees = "forbidden calls by name (item, tolist, cpu, numpy, synchronize, empty_cache, ...) in the source of the collectors"
+    sees = (
+        "forbidden calls by name (item, tolist, cpu, numpy, synchronize, empty_cache, ...) in the source of "
+        "the collectors"
+    )
     does_not_see = "types, so float(), truth tests, masks and plain kernels; what other files do"
     claims = frozenset({"item", "device_sync", "event_sync", "empty_cache", "backward_sync"})
     device = "source"
@@ -137,7 +140,9 @@ class _Visitor(ast.NodeVisitor):
         if isinstance(node.func, ast.Attribute):
             kind = METHODS.get(node.func.attr)
             if kind is not None and (node.func.attr not in NEEDS_OWNER or _owner(node.func) in _TORCH):
-                self.findings.append(Finding(self._file, node.lineno, ".".join(self._functions) or "<module>", kind))
+                self.findings.append(
+                    Finding(self._file, node.lineno, ".".join(self._functions) or "<module>", kind)
+                )
         self.generic_visit(node)
 
 

@@ -1,8 +1,9 @@
-"""What the drafter minimises, computed chunk by chunk, so that the logits of one chunk are all that ever exist.
+"""What the drafter minimises, computed chunk by chunk, so that the logits of one chunk are all that ever
+exist.
 
-The head is frozen, so the gradient with respect to the hidden states is known as soon as a chunk's logits are: it is made in
-the forward pass, and the head is multiplied twice and not three times. Reference 1.6 (memory), 1.8 (losses, weights).
-"""
+The head is frozen, so the gradient with respect to the hidden states is known as soon as a chunk's logits
+are: it is made in the forward pass, and the head is multiplied twice and not three times. Reference 1.6
+(memory), 1.8 (losses, weights)."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ STAT_NAMES = ("loss_sum", "weight_sum", "blocks", "accepted_sum")
 class StatLayout:
     """Places in the float32 statistics vector of a block size; sums over vectors are statistics of the union.
 
-    loss_sum: weighted loss, unscaled. weight_sum: its denominator. blocks: those with a supervised slot. accepted_sum: over
-    those blocks, leading correct slots plus the bonus token; an unsupervised slot neither ends nor lengthens the run.
-    """
+    loss_sum: weighted loss, unscaled. weight_sum: its denominator. blocks: those with a supervised slot.
+    accepted_sum: over those blocks, leading correct slots plus the bonus token; an unsupervised slot neither
+    ends nor lengthens the run."""
 
     slots: int
 
@@ -63,7 +64,8 @@ class BlockObjective:
     One owner thread and one device: the chunk's buffers are kept between steps.
 
     Args:
-        config: its settings; the defaults when left out. `chunk_slots` is rounded down to whole blocks (or one).
+        config: its settings; the defaults when left out. `chunk_slots` is rounded down to whole blocks (or
+            one).
 
     Attributes:
         needs_teacher: the target's last hidden states must travel with the batch.
@@ -111,12 +113,13 @@ class BlockObjective:
             hidden: `[batch, anchors, B-1, H]`, the drafter's normed states of slots 1..B-1.
             head: `[V, H]`, frozen.
             labels, weights: `[batch, anchors, B-1]` as in `Batch`; weight 0 means not supervised.
-            scale: host float; 1 / the sum of weights over *all* drafters' batches of the step gives their mean.
+            scale: host float; 1 / the sum of weights over *all* drafters' batches of the step gives their
+                mean.
             teacher: `[batch, anchors, B-1, H]`: the target's normed last hidden state at `anchor + k - 1`.
 
         Returns:
-            The scaled loss, a float32 scalar whose gradient reaches `hidden`, and the float32 statistics vector
-            (`StatLayout`), both on the device and never read here.
+            The scaled loss, a float32 scalar whose gradient reaches `hidden`, and the float32 statistics
+            vector (`StatLayout`), both on the device and never read here.
 
         Raises:
             ValueError: it needs a teacher, and there is none.
@@ -214,7 +217,9 @@ def _chunk(
         factor = (weights * scale).view(-1, 1)
         slope.mul_(factor if total is None else factor / total)
         slope.scatter_add_(1, flat, factor * -share)
-        torch.mm(slope if slope.dtype == head.dtype else objective._rounded(slope, head.dtype), head, out=grad)
+        torch.mm(
+            slope if slope.dtype == head.dtype else objective._rounded(slope, head.dtype), head, out=grad
+        )
     return _statistics(loss, weights, guess.view_as(labels) == labels)
 
 
@@ -227,7 +232,8 @@ def _statistics(loss: torch.Tensor, weights: torch.Tensor, correct: torch.Tensor
 
 
 def gather_teacher(last_hidden: torch.Tensor, anchors: torch.Tensor, block_size: int) -> torch.Tensor:
-    """The target's states that predict the slots' tokens: `[batch, context, H]` -> `[batch, anchors, B-1, H]` at `a + k - 1`.
+    """The target's states that predict the slots' tokens: `[batch, context, H]` -> `[batch, anchors, B-1, H]`
+    at `a + k - 1`.
 
     Past the end of the context the last state stands in; such slots carry no weight.
     """

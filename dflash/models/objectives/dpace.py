@@ -8,9 +8,8 @@ from dflash.models.objectives.ce import CrossEntropy
 
 
 class DPace(CrossEntropy):
-    """With q = exp(-CE) and qs = (1-alpha) q + alpha, C_j the product of qs up to j, the weight of j is the sum of C_m
-    over m >= j; an unsupervised slot is factor 1 in the product and 0 in the sum.
-    """
+    """With q = exp(-CE) and qs = (1-alpha) q + alpha, C_j the product of qs up to j, the weight of j is the
+    sum of C_m over m >= j; an unsupervised slot is factor 1 in the product and 0 in the sum."""
 
     name = "dpace"
 

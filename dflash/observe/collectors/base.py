@@ -39,14 +39,16 @@ class Sources:
 class Collector:
     """One family of metrics that can be switched on and off while training runs.
 
-    `name`, `metrics` and `sample` make a collector. The other methods are for those that count from a switch on,
-    have a part in the workers' paths, sum up over a flush window, or open something.
+    `name`, `metrics` and `sample` make a collector. The other methods are for those that count from a switch
+    on, have a part in the workers' paths, sum up over a flush window, or open something.
 
-    `sample` runs in the monitor thread: it makes no CUDA call, does not wait, and reads what the workers wrote. A value that
-    is not available is left out. An exception switches the collector off; nothing else stops.
+    `sample` runs in the monitor thread: it makes no CUDA call, does not wait, and reads what the workers
+    wrote. A value that is not available is left out. An exception switches the collector off; nothing else
+    stops.
 
     Attributes:
-        every_tick: sampled at each tick. False: it reports counts only, which keep until the flush when no screen shows them.
+        every_tick: sampled at each tick. False: it reports counts only, which keep until the flush when no
+            screen shows them.
         on: its switch.
         fresh: it has been switched on and not been asked yet.
         cpu_ns: CPU time that the monitor has spent in it.
@@ -65,7 +67,8 @@ class Collector:
         self._on_ns = 0
 
     def switch(self, on: bool) -> None:
-        """Throw the switch of the collector and of its instruments. Called under the observer's lock, from any thread."""
+        """Throw the switch of the collector and of its instruments. Called under the observer's lock, from
+        any thread."""
         now_ns = perf_counter_ns()
         if on and not self.on:
             self.fresh = True
@@ -91,7 +94,8 @@ class Collector:
         """Switch the instruments in the workers' paths; also called when a new recorder or queue arrives."""
 
     def begin(self, now_ns: int) -> dict[str, float]:
-        """First call after switching on: a reading to count from, of no use itself. The monitor's thread alone."""
+        """First call after switching on: a reading to count from, of no use itself. The monitor's thread
+        alone."""
         self.fresh = False
         self.reset()
         self.sample(now_ns)
@@ -113,7 +117,8 @@ class Collector:
         return {}
 
     def instruments(self) -> tuple[int, float]:
-        """Calls of its instruments so far, and the cost of one in nanoseconds, measured now: for the account, after the run."""
+        """Calls of its instruments so far, and the cost of one in nanoseconds, measured now: for the account,
+        after the run."""
         return 0, 0.0
 
     def threads_cpu_s(self) -> float:

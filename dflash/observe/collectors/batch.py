@@ -50,11 +50,32 @@ class BatchCollector(Collector):
         Metric("batch/batches", "batches", "delta", "batches collated", _HOST),
         Metric("batch/tokens", "tokens", "delta", "real (non-padding) tokens", _HOST),
         Metric("batch/padded_tokens", "tokens", "delta", "tokens, padding included", _HOST),
-        Metric("batch/loss_token_fraction", "1", "ratio", "supervised share of the real tokens", _HOST, weight="batch/tokens"),
-        Metric("batch/padding_efficiency", "1", "ratio", "real tokens over padded tokens", _HOST, weight="batch/padded_tokens"),
+        Metric(
+            "batch/loss_token_fraction",
+            "1",
+            "ratio",
+            "supervised share of the real tokens",
+            _HOST,
+            weight="batch/tokens",
+        ),
+        Metric(
+            "batch/padding_efficiency",
+            "1",
+            "ratio",
+            "real tokens over padded tokens",
+            _HOST,
+            weight="batch/padded_tokens",
+        ),
         Metric("batch/size", "samples", "ratio", "samples in a batch", _HOST, weight="batch/batches"),
         Metric("batch/length_p50", "tokens", "instant", "median length of the samples", _HOST, "none"),
-        Metric("batch/length_p95", "tokens", "instant", "95% of the samples were at most this long", _HOST, "none"),
+        Metric(
+            "batch/length_p95",
+            "tokens",
+            "instant",
+            "95% of the samples were at most this long",
+            _HOST,
+            "none",
+        ),
     )
 
     def __init__(self, sources: Sources) -> None:

@@ -1,4 +1,5 @@
-"""cuda: the caching allocator of every device. The workers take the snapshots; the monitor makes no CUDA call."""
+"""cuda: the caching allocator of every device. The workers take the snapshots; the monitor makes no CUDA
+call."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import Instrument, WorkerRecorder
 
-_STATS = "memory_stats_as_nested_dict, taken by a worker of the device at its step boundary, at most once per tick"
+_STATS = (
+    "memory_stats_as_nested_dict, taken by a worker of the device at its step boundary, at most once per tick"
+)
 _LEVELS = {
     "allocated_gb": ("allocated_bytes", "current", "memory in tensors"),
     "reserved_gb": ("reserved_bytes", "current", "memory that the allocator holds"),
@@ -20,7 +23,10 @@ _LEVELS = {
     "inactive_split_gb": ("inactive_split_bytes", "current", "free parts of blocks in use: fragmentation"),
 }
 _COUNTS = {
-    "alloc_retries": ("num_alloc_retries", "times it emptied its cache to try again; each one waits for the device"),
+    "alloc_retries": (
+        "num_alloc_retries",
+        "times it emptied its cache to try again; each one waits for the device",
+    ),
     "device_allocs": ("num_device_alloc", "cudaMalloc or cuMemMap calls; none in a steady state"),
 }
 
@@ -56,8 +62,14 @@ class CudaCollector(Collector):
 
     name = "cuda"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        *(Metric(f"cuda/{{i}}/{key}", "GB", "instant", meaning, _STATS) for key, (_, _, meaning) in _LEVELS.items()),
-        *(Metric(f"cuda/{{i}}/{key}", "calls", "delta", meaning, _STATS) for key, (_, meaning) in _COUNTS.items()),
+        *(
+            Metric(f"cuda/{{i}}/{key}", "GB", "instant", meaning, _STATS)
+            for key, (_, _, meaning) in _LEVELS.items()
+        ),
+        *(
+            Metric(f"cuda/{{i}}/{key}", "calls", "delta", meaning, _STATS)
+            for key, (_, meaning) in _COUNTS.items()
+        ),
     )
 
     def __init__(self, sources: Sources) -> None:

@@ -19,7 +19,11 @@ _UTIL = "share of the last moments (1/6 s to 1 s) in which some kernel ran; not 
 _KEYS = (
     ("util_pct", "%", _UTIL),
     ("mem_used_gb", "GB", "memory in use by all processes, the driver's reserve not counted"),
-    ("mem_used_with_reserve_gb", "GB", "memory in use with the driver's reserve; in place of mem_used_gb on old drivers"),
+    (
+        "mem_used_with_reserve_gb",
+        "GB",
+        "memory in use with the driver's reserve; in place of mem_used_gb on old drivers",
+    ),
     ("power_w", "W", "power drawn by the board"),
     ("temp_c", "°C", "temperature of the GPU"),
     ("throttle_power", "1", "1 while clocks are held down by the power limit"),
@@ -41,7 +45,9 @@ class GpuCollector(Collector):
     name = "gpu"
     metrics: ClassVar[tuple[Metric, ...]] = (
         *(
-            Metric(f"gpu/{role}_mean/{key}", unit, "instant", f"mean over the {role}s' GPUs: {meaning}", _NVML)
+            Metric(
+                f"gpu/{role}_mean/{key}", unit, "instant", f"mean over the {role}s' GPUs: {meaning}", _NVML
+            )
             for role in ("target", "drafter")
             for key, unit, meaning in _KEYS
             if key in _MEANS
@@ -69,7 +75,9 @@ class GpuCollector(Collector):
             error, self._error = self._error, None
             raise error
         readings = {reader.index: reader.take() for reader in self._readers}
-        values = {f"gpu/{index}/{key}": value for index, one in readings.items() for key, value in one.items()}
+        values = {
+            f"gpu/{index}/{key}": value for index, one in readings.items() for key, value in one.items()
+        }
         roles: tuple[Role, ...] = ("target", "drafter")
         for role in roles:
             indexes = self.sources.roles.cuda_indexes(role)
@@ -100,4 +108,6 @@ class GpuCollector(Collector):
             return
         for problem in problems:
             report(problem)
-        self._readers = tuple(GpuReader(index, handle, report, slow_s=SLOW_S) for index, handle in handles.items())
+        self._readers = tuple(
+            GpuReader(index, handle, report, slow_s=SLOW_S) for index, handle in handles.items()
+        )

@@ -24,24 +24,52 @@ class _Counts:
 
 
 class PipelineCollector(Collector):
-    """The four signals of the shared queue (depth, age, both waits), how mixed it is, and how full the prefetcher is.
+    """The four signals of the shared queue (depth, age, both waits), how mixed it is, and how full the
+    prefetcher is.
 
     Reads the queue's counters; the queue's own switch turns its wait clocks on and off.
     """
 
     name = "pipeline"
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("pipeline/hs_queue_depth", "batches", "instant", "batches that wait in the shared queue", _QUEUE),
+        Metric(
+            "pipeline/hs_queue_depth", "batches", "instant", "batches that wait in the shared queue", _QUEUE
+        ),
         Metric("pipeline/hs_queue_fill_ratio", "1", "ratio", "depth over capacity", _QUEUE),
-        Metric("pipeline/hs_ready_deficit", "batches", "instant", "batches missing until a drafter may draw", _QUEUE),
-        Metric("pipeline/hs_bucket_nonempty_count", "buckets", "instant", "length buckets with a batch in them", _QUEUE),
-        Metric("pipeline/hs_bucket_entropy", "bits", "instant", "how mixed the waiting lengths are; 0: one bucket only", _QUEUE),
-        Metric("pipeline/hs_oldest_age_s", "s", "instant", "age of the oldest waiting batch; absent when empty", _QUEUE),
+        Metric(
+            "pipeline/hs_ready_deficit",
+            "batches",
+            "instant",
+            "batches missing until a drafter may draw",
+            _QUEUE,
+        ),
+        Metric(
+            "pipeline/hs_bucket_nonempty_count",
+            "buckets",
+            "instant",
+            "length buckets with a batch in them",
+            _QUEUE,
+        ),
+        Metric(
+            "pipeline/hs_bucket_entropy",
+            "bits",
+            "instant",
+            "how mixed the waiting lengths are; 0: one bucket only",
+            _QUEUE,
+        ),
+        Metric(
+            "pipeline/hs_oldest_age_s",
+            "s",
+            "instant",
+            "age of the oldest waiting batch; absent when empty",
+            _QUEUE,
+        ),
         Metric(
             "pipeline/consumer_wait_s",
             "s",
             "delta",
-            "time drafters waited, from first want to batch in hand, summed over drafters, the wait in progress included",
+            "time drafters waited, from first want to batch in hand, summed over drafters, the wait in "
+            "progress included",
             _QUEUE,
         ),
         Metric(
@@ -129,13 +157,15 @@ class PipelineCollector(Collector):
 def _read(counters: Any, now_ns: int) -> _Counts:
     """The counters with the waits in progress added, so that a worker that is stuck shows while it is stuck.
 
-    The start of a wait is read before the finished waits: a wait that ends in between is then counted once too often for
-    one sample, and never missed; the next sample puts it right.
-    """
+    The start of a wait is read before the finished waits: a wait that ends in between is then counted once
+    too often for one sample, and never missed; the next sample puts it right."""
     consumer = _in_progress(counters.consumer_since_ns, now_ns)
     producer = _in_progress(counters.producer_since_ns, now_ns)
     return _Counts(
-        counters.put_count, counters.get_count, counters.consumer_wait_ns + consumer, counters.producer_wait_ns + producer
+        counters.put_count,
+        counters.get_count,
+        counters.consumer_wait_ns + consumer,
+        counters.producer_wait_ns + producer,
     )
 
 

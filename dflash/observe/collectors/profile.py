@@ -15,7 +15,10 @@ _HOST = "host clock"
 STAGES = {
     "target.model_forward": ("forward of the target up to its last tapped layer", _EVENTS),
     "target.pack_hidden": ("packing of the tapped hidden states into their buffer", _EVENTS),
-    "target.cpu_copy_enqueue": ("enqueueing of the hand-over to the drafters, which copy it behind its event", _HOST),
+    "target.cpu_copy_enqueue": (
+        "enqueueing of the hand-over to the drafters, which copy it behind its event",
+        _HOST,
+    ),
     "drafter.queue_get": ("wait of a drafter from first wanting a batch to having it", _HOST),
     "drafter.forward": ("forward of the drafter and its loss", _EVENTS),
     "drafter.backward": ("backward of the drafter", _EVENTS),
@@ -26,17 +29,32 @@ _ANY = "profile/{stage}"
 
 def _metrics() -> tuple[Metric, ...]:
     means = (
-        Metric(f"profile/{stage}_ms", "ms", "instant", f"mean {what}", source, weight=f"profile/{stage}_count")
+        Metric(
+            f"profile/{stage}_ms", "ms", "instant", f"mean {what}", source, weight=f"profile/{stage}_count"
+        )
         for stage, (what, source) in STAGES.items()
     )
     return (
         *means,
         Metric(f"{_ANY}_ms_max", "ms", "instant", "longest of the stage", "as the mean", reduce="max"),
         *(
-            Metric(f"{_ANY}_ms_p{p}", "ms", "instant", f"{p}% took at most this", "as the mean; within 6%", reduce="none")
+            Metric(
+                f"{_ANY}_ms_p{p}",
+                "ms",
+                "instant",
+                f"{p}% took at most this",
+                "as the mean; within 6%",
+                reduce="none",
+            )
             for p in (50, 95, 99)
         ),
-        Metric(f"{_ANY}_count", "spans", "delta", "how many; the others are of the last 512 of a worker and tick", "as the mean"),
+        Metric(
+            f"{_ANY}_count",
+            "spans",
+            "delta",
+            "how many; the others are of the last 512 of a worker and tick",
+            "as the mean",
+        ),
     )
 
 

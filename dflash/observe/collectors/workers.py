@@ -24,19 +24,40 @@ def _metrics() -> tuple[Metric, ...]:
         place = "place in the plan of the batch in hand" if role == "target" else "optimizer step reached"
         found += [
             Metric(f"{key}/batches", "batches", "delta", "batches finished", _COUNTERS),
-            Metric(f"{key}/tokens", "tokens", "delta", "real (non-padding) tokens of those batches", _COUNTERS),
+            Metric(
+                f"{key}/tokens", "tokens", "delta", "real (non-padding) tokens of those batches", _COUNTERS
+            ),
             Metric(f"{key}/samples", "samples", "delta", "samples of those batches", _COUNTERS),
             Metric(f"{key}/step", unit, "instant", place, _COUNTERS, reduce="last"),
             Metric(
                 f"{key}/busy_s",
                 "s",
                 "delta",
-                "time at work: on CUDA the stages' time on the stream, absent while `profile` is off; on the CPU host time",
+                "time at work: on CUDA the stages' time on the stream, absent while `profile` is off; on the "
+                "CPU host time",
                 f"{_COUNTERS}; on CUDA the event pairs of `profile`",
             ),
-            Metric(f"{key}/wait_in_s", "s", "delta", "host time waiting for input, the wait in progress included", _COUNTERS),
-            Metric(f"{key}/wait_out_s", "s", "delta", "host time waiting to hand on its work, likewise", _COUNTERS),
-            Metric(f"{key}/tokens_per_second", "tokens/s", "rate", "tokens finished per second of wall time", _COUNTERS),
+            Metric(
+                f"{key}/wait_in_s",
+                "s",
+                "delta",
+                "host time waiting for input, the wait in progress included",
+                _COUNTERS,
+            ),
+            Metric(
+                f"{key}/wait_out_s",
+                "s",
+                "delta",
+                "host time waiting to hand on its work, likewise",
+                _COUNTERS,
+            ),
+            Metric(
+                f"{key}/tokens_per_second",
+                "tokens/s",
+                "rate",
+                "tokens finished per second of wall time",
+                _COUNTERS,
+            ),
             Metric(
                 f"{key}/capacity_tokens_per_second",
                 "tokens/s",
@@ -52,7 +73,8 @@ def _metrics() -> tuple[Metric, ...]:
                 f"{role}/skew",
                 "1",
                 "ratio",
-                f"tokens of the busiest {role} over the mean of all {role}s; 1 is even; absent with one {role}",
+                f"tokens of the busiest {role} over the mean of all {role}s; 1 is even; absent with one "
+                f"{role}",
                 _COUNTERS,
             )
         )
@@ -119,7 +141,8 @@ class WorkersCollector(Collector):
         values[f"{label}/batches"] = float(now.batches - before.batches)
         values[f"{label}/tokens"] = float(tokens)
         values[f"{label}/samples"] = float(now.samples - before.samples)
-        # A wait in progress may have been counted a little too long; the totals put it right at the next sample.
+        # A wait in progress may have been counted a little too long; the totals put it right at the next
+        # sample.
         values[f"{label}/wait_in_s"] = max(0, now.wait_in_ns - before.wait_in_ns) / 1e9
         values[f"{label}/wait_out_s"] = max(0, now.wait_out_ns - before.wait_out_ns) / 1e9
         values[f"{label}/tokens_per_second"] = tokens * 1e9 / (now_ns - before_ns)
@@ -139,7 +162,9 @@ def _read(recorder: WorkerRecorder, now_ns: int) -> _Counts:
     busy_ns: int | None = recorder.busy_ns
     if recorder.device.is_cuda:
         # The host only enqueues there: its time at work says nothing about the GPU's.
-        busy_ns = recorder.gpu_busy_ns() if any(timer.on for timer in tuple(recorder.timers.values())) else None
+        busy_ns = (
+            recorder.gpu_busy_ns() if any(timer.on for timer in tuple(recorder.timers.values())) else None
+        )
     return _Counts(recorder.batches, recorder.tokens, recorder.samples, busy_ns, wait_in_ns, wait_out_ns)
 
 

@@ -21,8 +21,8 @@ class Row:
     """One thing to write.
 
     Attributes:
-        kind: `run` (first row: the layout), `metrics` (one flush window), `live` (one tick), `train` (scalars of one
-            step), `event` (a line of text: a collector went away), `summary` (last row).
+        kind: `run` (first row: the layout), `metrics` (one flush window), `live` (one tick), `train` (scalars
+            of one step), `event` (a line of text: a collector went away), `summary` (last row).
         elapsed_s: time since the observer started.
         step: optimizer step; for `train` the step the scalars belong to, else drafter 0's at the sample.
         values: numbers by key; for `run`, `event` and `summary` anything JSON can hold.

@@ -20,11 +20,11 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 class JsonlSink(Sink):
     """Appends rows to `metrics.jsonl`.
 
-    A row is with the operating system when `write` returns, so a killed process loses none that was written. `fsync` runs at
-    most once every `fsync_s` and at the end: a machine that loses power loses at most the rows since. On a full disk rows are
-    lost until there is room; a line that was cut short is ended first, so every other line stays readable. Rows that failed
-    together count as lost together, though some may have been written.
-    """
+    A row is with the operating system when `write` returns, so a killed process loses none that was written.
+    `fsync` runs at most once every `fsync_s` and at the end: a machine that loses power loses at most the
+    rows since. On a full disk rows are lost until there is room; a line that was cut short is ended first, so
+    every other line stays readable. Rows that failed together count as lost together, though some may have
+    been written."""
 
     name: ClassVar[str] = "jsonl"
     retries: ClassVar[bool] = True
@@ -77,7 +77,8 @@ class JsonlSink(Sink):
 
 
 def to_line(row: Row) -> str:
-    """A row as one line of strict JSON. JSON lacks NaN and infinities: they become the strings `NaN`, `Infinity`, `-Infinity`."""
+    """A row as one line of strict JSON. JSON lacks NaN and infinities: they become the strings `NaN`,
+    `Infinity`, `-Infinity`."""
     head = {"kind": row.kind, "elapsed_s": round(row.elapsed_s, 6), "step": row.step}
     try:
         text = _ENCODER.encode({**head, "values": row.values})

@@ -29,7 +29,9 @@ class TensorboardSink(Sink):
 
     def __init__(self, run_dir: Path) -> None:
         if importlib.util.find_spec("tensorboard") is None:
-            raise UserError("observe.tensorboard needs the package: pip install 'dflash-harness[tensorboard]'")
+            raise UserError(
+                "observe.tensorboard needs the package: pip install 'dflash-harness[tensorboard]'"
+            )
         # A slow import that holds the interpreter's lock: before the workers start.
         from torch.utils.tensorboard import SummaryWriter
 

@@ -13,7 +13,8 @@ from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
 
 
 class TerminalSink(Sink):
-    """Draws the screen at each tick, or prints a line at each flush. Log lines of others appear above the screen.
+    """Draws the screen at each tick, or prints a line at each flush. Log lines of others appear above the
+    screen.
 
     Args:
         mode: `auto` is live on a terminal that can move its cursor, plain elsewhere.
@@ -23,12 +24,16 @@ class TerminalSink(Sink):
     name: ClassVar[str] = "terminal"
     switch: ClassVar[str] = "terminal"
 
-    def __init__(self, roles: RoleMap, mode: Literal["auto", "live", "plain"], console: Console | None = None) -> None:
+    def __init__(
+        self, roles: RoleMap, mode: Literal["auto", "live", "plain"], console: Console | None = None
+    ) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._live_wanted = mode == "live" or (
             mode == "auto" and self._console.is_terminal and not self._console.is_dumb_terminal
         )
-        self.kinds: frozenset[RowKind] = frozenset({"train", "live", "summary"} if self._live_wanted else {"train", "metrics"})
+        self.kinds: frozenset[RowKind] = frozenset(
+            {"train", "live", "summary"} if self._live_wanted else {"train", "metrics"}
+        )
         self._live: Live | None = None
         self.screen = Screen(roles)
 

@@ -1,9 +1,8 @@
 """Weights & Biases: one thread owns the run; no fault of the network or the server reaches training.
 
-`wandb.init` waits for the server, `log` can wait for W&B's own process, `finish` uploads: all of it happens in the sink's
-thread, with time-outs. When the server cannot be had the run goes on offline, after one line in the log; what was written is
-in the run's folder and `wandb sync` uploads it later.
-"""
+`wandb.init` waits for the server, `log` can wait for W&B's own process, `finish` uploads: all of it happens
+in the sink's thread, with time-outs. When the server cannot be had the run goes on offline, after one line in
+the log; what was written is in the run's folder and `wandb sync` uploads it later."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ logger = logging.getLogger("dflash.observe")
 
 ELAPSED, STEP, TRAIN_STEP = "monitor/elapsed_s", "monitor/step", "train/step"
 TRAIN_EVERY_S = 1.0
-"""Training scalars go to W&B at most this often, the latest first; metrics.jsonl has them all. W&B's limit is 100,000
-points of a metric, and a call holds the interpreter's lock for about 0.3 ms."""
+"""Training scalars go to W&B at most this often, the latest first; metrics.jsonl has them all. W&B's limit is
+100,000 points of a metric, and a call holds the interpreter's lock for about 0.3 ms."""
 
 
 class WandbSink(Sink):
@@ -99,7 +98,7 @@ class WandbSink(Sink):
         login = "a key is set" if known else "no key: runs are kept offline (wandb login, or WANDB_API_KEY)"
         return ("ok" if known else "absent"), f"wandb {version}; {login}"
 
-    # -- the sink's thread --------------------------------------------------------------------------------------------
+    # -- the sink's thread -----------------------------------------------------------------------------------
 
     def open(self) -> None:
         if self._mode == "online":
@@ -120,10 +119,14 @@ class WandbSink(Sink):
                 if row.elapsed_s - self._train_logged_s >= TRAIN_EVERY_S:
                     self._log_train()
             elif row.kind == "run":
-                self._run.config.update({"roles": row.values, **self._settings_of_run()}, allow_val_change=True)
+                self._run.config.update(
+                    {"roles": row.values, **self._settings_of_run()}, allow_val_change=True
+                )
             elif row.kind == "summary":
                 self._log_train()
-                self._run.summary.update({f"run/{key}": value for key, value in row.values.items() if _plain(value)})
+                self._run.summary.update(
+                    {f"run/{key}": value for key, value in row.values.items() if _plain(value)}
+                )
 
     def close(self) -> None:
         self._log_train()
@@ -133,7 +136,7 @@ class WandbSink(Sink):
         except Exception as error:
             logger.warning("wandb: not all uploaded: %s; later: wandb sync %s", _first_line(error), folder)
 
-    # -- W&B ------------------------------------------------------------------------------------------------------------
+    # -- W&B -------------------------------------------------------------------------------------------------
 
     def _check_login(self) -> None:
         """Without credentials `init` would ask on the terminal. Looks only on this machine."""
@@ -165,7 +168,9 @@ class WandbSink(Sink):
                 }
             ),
         )
-        run = self._wandb.init(project=self._project, dir=str(self._run_dir), mode=mode, settings=settings, reinit="create_new")
+        run = self._wandb.init(
+            project=self._project, dir=str(self._run_dir), mode=mode, settings=settings, reinit="create_new"
+        )
         for family in self._families:
             step = TRAIN_STEP if family == "train" else ELAPSED
             run.define_metric(f"{family}/*", step_metric=step)
@@ -187,7 +192,9 @@ class WandbSink(Sink):
         try:
             self._run.log(numbers)
         except Exception as error:
-            logger.warning("wandb: its process is gone (%s); a new offline run takes over", _first_line(error))
+            logger.warning(
+                "wandb: its process is gone (%s); a new offline run takes over", _first_line(error)
+            )
             with contextlib.suppress(Exception):
                 self._wandb.teardown()
             self._run = self._init("offline")
@@ -206,8 +213,8 @@ class WandbSink(Sink):
 
 
 def _import_wandb() -> Any:
-    """All that holds the interpreter's lock for long, before the workers start: imports, also those that `init` and its
-    reporting would do themselves (a second), and the start of W&B's own process."""
+    """All that holds the interpreter's lock for long, before the workers start: imports, also those that
+    `init` and its reporting would do themselves (a second), and the start of W&B's own process."""
     import wandb
 
     for name in ("wandb.sdk.launch", "requests", "yaml"):

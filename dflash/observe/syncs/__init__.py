@@ -3,10 +3,9 @@
     with scopes.enter("drafter/0", device):
         worker.run()                       # calls mark_step(index) at each step
 
-`NO_SCOPES` is what a run has by default and costs one call per worker. `GuardScopes` (in `guard`) is `dflash train
---sync-guard`; `steptime.syncs.counting.CountingScopes` is what the harness counts with. A sync on purpose is declared:
-`with allowed_sync("checkpoint"):`.
-"""
+`NO_SCOPES` is what a run has by default and costs one call per worker. `GuardScopes` (in `guard`) is `dflash
+train --sync-guard`; `steptime.syncs.counting.CountingScopes` is what the harness counts with. A sync on
+purpose is declared: `with allowed_sync("checkpoint"):`."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ class Scopes(Protocol):
     """What a run hands to its workers."""
 
     def enter(self, role: str, device: Device | None = None) -> AbstractContextManager[object]:
-        """Around a worker's whole loop, in its own thread. `device` None: the worker has no device (prefetcher, monitor)."""
+        """Around a worker's whole loop, in its own thread. `device` None: the worker has no device
+        (prefetcher, monitor)."""
         ...
 
 

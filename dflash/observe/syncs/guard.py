@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 class GuardScopes:
-    """`dflash train --sync-guard`: `log` tells each place once, `disallow` raises `SyncNotAllowed` in the worker.
+    """`dflash train --sync-guard`: `log` tells each place once, `disallow` raises `SyncNotAllowed` in the
+    worker.
 
-    A worker with a device is watched from its second step on: the first warms caches up, and may wait. The prefetcher and the
-    monitor are watched from the start.
-    """
+    A worker with a device is watched from its second step on: the first warms caches up, and may wait. The
+    prefetcher and the monitor are watched from the start."""
 
     def __init__(self, mode: Literal["log", "disallow"], warmup_steps: int = 1) -> None:
         self.mode = mode
@@ -36,7 +36,8 @@ class GuardScopes:
     def _on_sync(self, key: Key) -> None:
         if self.mode == "disallow":
             raise SyncNotAllowed(
-                f"{key.role} waits for its device: {key.kind} at {key.place}; remove it, or declare it: with allowed_sync('why'):"
+                f"{key.role} waits for its device: {key.kind} at {key.place}; remove it, or declare it: with "
+                "allowed_sync('why'):"
             )
         with self._lock:
             name = (key.role, key.kind, key.place)

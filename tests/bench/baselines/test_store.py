@@ -38,7 +38,9 @@ def sessions(*values: float) -> list[Session]:
 
 
 def measured(*values: float, where: Machine = HERE) -> Baseline:
-    return recording.build(where, CONFIG, sessions(*(values or (1000.0, 1010.0, 990.0, 1005.0))), "0" * 40, date="2026-11-29")
+    return recording.build(
+        where, CONFIG, sessions(*(values or (1000.0, 1010.0, 990.0, 1005.0))), "0" * 40, date="2026-11-29"
+    )
 
 
 def now(value: float, spread: float = 0.001) -> Throughput:
@@ -54,7 +56,12 @@ def reference_machine(count: int = 8) -> Machine:
 
 def test_the_stated_figure() -> None:
     stated = store.read(STATED)
-    assert (stated.value, stated.unit, stated.origin, stated.tolerance_percent) == (14200.0, "tokens/s", "stated", 0.35)
+    assert (stated.value, stated.unit, stated.origin, stated.tolerance_percent) == (
+        14200.0,
+        "tokens/s",
+        "stated",
+        0.35,
+    )
     assert store.limit(stated) == pytest.approx(14150.3)
     assert stated.arms == {"off": 14200.0}
 
@@ -73,8 +80,15 @@ def test_the_stated_figure_belongs_to_its_machine_and_config() -> None:
 
 
 def test_elsewhere_the_stated_figure_is_shown_as_another_machines() -> None:
-    seen = store.view(HERE, reference(load_config(ROOT / "configs/cpu-tiny.toml")), now(500.0), ROOT / "baselines")
-    assert (seen.status, seen.value, seen.origin, seen.machine) == ("other-machine", 14200.0, "stated", "pro6000x8")
+    seen = store.view(
+        HERE, reference(load_config(ROOT / "configs/cpu-tiny.toml")), now(500.0), ROOT / "baselines"
+    )
+    assert (seen.status, seen.value, seen.origin, seen.machine) == (
+        "other-machine",
+        14200.0,
+        "stated",
+        "pro6000x8",
+    )
     assert (seen.limit, seen.verdict) == (None, None)
     assert "record one: python -m bench baseline record --config configs/cpu-tiny.toml" in seen.note
 
@@ -115,12 +129,15 @@ def test_a_lucky_spread_does_not_make_the_limit_touchy() -> None:
 
 
 def test_false_alarms_of_the_limit() -> None:
-    """Sessions that differ by 1%: a new one falls under the limit of five in 1 of 100, whatever its own spread."""
+    """Sessions that differ by 1%: a new one falls under the limit of five in 1 of 100, whatever its own
+    spread."""
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(1000):
         stored = measured(*np.exp(rng.normal(7.0, 0.01, 5)))
-        hits += store.compare(stored, [now(float(np.exp(rng.normal(7.0, 0.01))), 1e-6)]).verdict is Verdict.OVER
+        hits += (
+            store.compare(stored, [now(float(np.exp(rng.normal(7.0, 0.01))), 1e-6)]).verdict is Verdict.OVER
+        )
     assert hits <= 10 + 4 * 10**0.5
 
 
@@ -152,7 +169,9 @@ def test_newer_python_or_a_reboot_keeps_the_baseline_another_gpu_does_not(tmp_pa
 
 def test_versions_are_shown_when_they_differ(tmp_path: Path) -> None:
     config = load_config(None, ["name=cpu-tiny"])
-    stored = recording.build(HERE, ConfigRef(config.name, config.digest()), sessions(1000.0, 1010.0, 990.0), "0" * 40)
+    stored = recording.build(
+        HERE, ConfigRef(config.name, config.digest()), sessions(1000.0, 1010.0, 990.0), "0" * 40
+    )
     recording.write(stored, tmp_path)
     newer = identity.describe(HERE.gpus, HERE.cpu_model, HERE.cpus, {"python": "3.12.1", "torch": "2.13.0"})
     seen = store.view(newer, reference(config), now(1000.0), tmp_path)
@@ -175,7 +194,14 @@ def test_written_whole_and_read_back(tmp_path: Path) -> None:
     assert store.read(path) == measured()
     assert list(path.parent.iterdir()) == [path]
     keys = set(json.loads(path.read_text()))
-    assert {"value", "unit", "direction", "tolerance_percent", "sessions", "between_session_spread_percent"} <= keys
+    assert {
+        "value",
+        "unit",
+        "direction",
+        "tolerance_percent",
+        "sessions",
+        "between_session_spread_percent",
+    } <= keys
     assert {"commit", "date", "origin", "machine", "config", "versions", "schema"} <= keys
 
 
@@ -191,14 +217,20 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         ('{\n  "schema": "dflash-bench/baseline/1",\n  oops\n}', "b.json:3: not valid JSON"),
         ("[1]", "b.json:1: schema 'list' is not"),
         (edited(lambda t: t.update(schema="x/9")), "b.json:2: schema 'x/9' is not 'dflash-bench/baseline/1'"),
-        (edited(lambda t: t.update(tolerence=1)), "unknown key 'tolerence'; did you mean 'tolerance_percent'?"),
+        (
+            edited(lambda t: t.update(tolerence=1)),
+            "unknown key 'tolerence'; did you mean 'tolerance_percent'?",
+        ),
         (edited(lambda t: t["machine"].update(gpus=1)), "unknown key 'machine.gpus'"),
         (edited(lambda t: t.pop("value")), "missing key 'value'"),
         (edited(lambda t: t.update(value="fast")), "value = 'fast'"),
         (edited(lambda t: t.update(value=-1.0)), "value: must be positive"),
         (edited(lambda t: t.update(origin="guessed")), "origin = 'guessed'"),
         (edited(lambda t: t.update(unit="seconds")), "unit = 'seconds'"),
-        (edited(lambda t: t.update(origin="measured")), "sessions: a measured figure needs at least 3, found 0"),
+        (
+            edited(lambda t: t.update(origin="measured")),
+            "sessions: a measured figure needs at least 3, found 0",
+        ),
         (edited(lambda t: t.update(tolerance_percent=-0.1)), "tolerance_percent: must not be negative"),
         (
             edited(lambda t: t.update(sessions=[{"tokens_per_second": 1.0, "date": "x"}])),

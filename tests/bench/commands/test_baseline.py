@@ -51,7 +51,10 @@ def bench(action: str, *receipts: str) -> int:
 
 
 def record(folder: Path) -> None:
-    assert bench("record", *(session(folder, number, 1 + 0.001 * number) for number in range(3))) == ExitCode.WITHIN
+    assert (
+        bench("record", *(session(folder, number, 1 + 0.001 * number) for number in range(3)))
+        == ExitCode.WITHIN
+    )
 
 
 def test_three_sessions_make_a_reviewable_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +67,9 @@ def test_three_sessions_make_a_reviewable_file(here: Path, capsys: pytest.Captur
     assert "tiny" in capsys.readouterr().out
 
 
-def test_the_same_speed_is_within_and_a_real_drop_is_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_speed_is_within_and_a_real_drop_is_over(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record(here)
     assert bench("compare", session(here, 7)) == ExitCode.WITHIN
     assert bench("compare", session(here, 8, speed=0.95)) == ExitCode.OVER
@@ -113,7 +118,9 @@ def test_a_session_that_says_nothing_is_4_and_never_recorded(
 
 
 @fault
-def test_a_session_with_uncommitted_changes_may_be_compared_but_not_recorded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_with_uncommitted_changes_may_be_compared_but_not_recorded(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record(here)
     dirty = replace(COMMIT, dirty=True, diff_hash="abcd")
     path = session(here, 9, commit=dirty)
@@ -171,7 +178,9 @@ def test_a_session_that_leaves_no_receipt_is_an_error(here: Path, monkeypatch: p
     ]
 
 
-def test_in_ci_what_a_comparison_says_is_in_the_job_summary(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_ci_what_a_comparison_says_is_in_the_job_summary(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record(here)
     summary = here / "summary.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))

@@ -41,7 +41,9 @@ class Counted:
         if self.failure:
             return {}, (self.failure,)
         return {
-            arm.name: ExactCounts(arm.name, 4, self.armed, 4 * (self.rises in arm.collectors), 4000, 8, None, ways=("modes",))
+            arm.name: ExactCounts(
+                arm.name, 4, self.armed, 4 * (self.rises in arm.collectors), 4000, 8, None, ways=("modes",)
+            )
             for arm in self.arms
         }, ()
 
@@ -62,27 +64,50 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
 
         monkeypatch.setattr("bench.commands.overhead.make_subject", make_subject)
         out = tmp_path / "out"
-        code = cli.main(["overhead", "--config", "/dev/null", "--out", str(out), "--minutes", "1", *arguments])
+        code = cli.main(
+            ["overhead", "--config", "/dev/null", "--out", str(out), "--minutes", "1", *arguments]
+        )
         return code, Receipt.read(out / "receipt.json")
 
     # The simulated clock must be the one that measuring is timed by.
     from bench.commands import overhead as module
 
     real = module.measure
-    monkeypatch.setattr(module, "measure", lambda subject, *rest, **named: real(subject, *rest, clock=subject.clock_s, **named))
+    monkeypatch.setattr(
+        module,
+        "measure",
+        lambda subject, *rest, **named: real(subject, *rest, clock=subject.clock_s, **named),
+    )
     return overhead
 
 
 @pytest.mark.slow
-def test_a_clean_run_is_0_and_leaves_three_whole_files(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_a_clean_run_is_0_and_leaves_three_whole_files(
+    run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run("--seed", "3")
     assert code == ExitCode.WITHIN
     assert receipt.options["seed"] == 3
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["receipt.json", "report.html", "report.md"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "receipt.json",
+        "report.html",
+        "report.md",
+    ]
     assert set(receipt.arms) == {"off", "only:a", "only:b", "all", "without:a", "without:b", "off-again"}
     assert "WITHIN" in capsys.readouterr().out.splitlines()[-1]
     tree = json.loads((tmp_path / "out/receipt.json").read_text())
-    wanted = {"schema", "command", "commit", "machine", "config", "arms", "losses_equal", "collectors", "all", "throughput"}
+    wanted = {
+        "schema",
+        "command",
+        "commit",
+        "machine",
+        "config",
+        "arms",
+        "losses_equal",
+        "collectors",
+        "all",
+        "throughput",
+    }
     wanted |= {"baseline", "pipeline_efficiency", "verdict", "exit_code"}
     assert wanted <= set(tree)
     assert tree["schema"] == "dflash-bench/receipt/1"
@@ -95,12 +120,18 @@ def test_a_clean_run_is_0_and_leaves_three_whole_files(run, tmp_path: Path, caps
 def test_an_injected_slowdown_is_1_and_blames_itself(run) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run("--inject", "2%")
     assert code == ExitCode.OVER
-    assert {cost.name: cost.verdict.value for cost in receipt.collectors} == {"a": "within", "b": "within", INJECTED: "over"}
+    assert {cost.name: cost.verdict.value for cost in receipt.collectors} == {
+        "a": "within",
+        "b": "within",
+        INJECTED: "over",
+    }
 
 
 @pytest.mark.slow
 @fault
-def test_together_is_one_question_with_fewer_arms(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_together_is_one_question_with_fewer_arms(
+    run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run("--together")
     assert code == ExitCode.WITHIN
     assert set(receipt.arms) == {"off", "all", "off-again"}
@@ -152,7 +183,9 @@ def test_a_counter_that_was_not_armed_is_4(run) -> None:  # type: ignore[no-unty
 @pytest.mark.slow
 @fault
 def test_an_unfit_machine_is_4(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("bench.machine.state.unfit", lambda before, after: ["other programs used 80% of the cores"])
+    monkeypatch.setattr(
+        "bench.machine.state.unfit", lambda before, after: ["other programs used 80% of the cores"]
+    )
     code, receipt = run()
     assert code == ExitCode.INVALID
     assert "other programs used 80% of the cores" in receipt.reasons
@@ -187,21 +220,35 @@ def test_a_counting_process_that_failed_is_5(run) -> None:  # type: ignore[no-un
         (["overhead", "--minutes", "0"], "'0' is not between 0 and 1440 minutes"),
         (["overhead", "--seed", "x"], "'x' is not a whole number"),
         (["overhead", "--config", "no/such.toml"], "no/such.toml: cannot read the config"),
-        (["overhead", "--config", "/dev/null", "--set", "train.lrr=1"], "unknown key 'train.lrr'; did you mean 'lr'"),
+        (
+            ["overhead", "--config", "/dev/null", "--set", "train.lrr=1"],
+            "unknown key 'train.lrr'; did you mean 'lr'",
+        ),
         (["overhead", "--config", "/dev/null", "--subject", "spinn"], "did you mean 'spin'"),
         (["overhead", "--config", "/dev/null", "--subject", "spin", "--only", "idel"], "did you mean 'idle'"),
-        (["overhead", "--config", "/dev/null", "--subject", "spin", "--plant", "item"], "--plant needs the trainer"),
+        (
+            ["overhead", "--config", "/dev/null", "--subject", "spin", "--plant", "item"],
+            "--plant needs the trainer",
+        ),
         (["overhead", "--config", "/dev/null", "--plant", "itm"], "did you mean 'item'"),
-        (["overhead", "--config", "/dev/null", "--subject", "spin", "--out", "/proc/nowhere"], "cannot write there"),
+        (
+            ["overhead", "--config", "/dev/null", "--subject", "spin", "--out", "/proc/nowhere"],
+            "cannot write there",
+        ),
         (["gate"], "--base"),
-        (["gate", "--config", "/dev/null", "--base", "no-such-ref"], "--base no-such-ref: no such commit here"),
+        (
+            ["gate", "--config", "/dev/null", "--base", "no-such-ref"],
+            "--base no-such-ref: no such commit here",
+        ),
         (["baseline", "recrd"], "invalid choice: 'recrd'"),
         (["selfcheck", "--config", "/dev/null", "--subjects", "spi"], "did you mean 'spin'"),
         (["gate", "--base", "HEAD", "--subject", "spi"], "did you mean 'spin'"),
         (["syncs", "no-such-script.py"], "no such script: no-such-script.py"),
     ],
 )
-def test_a_mistake_is_one_line_and_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line_and_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(arguments) == ExitCode.USAGE
     captured = capsys.readouterr()
     (line,) = captured.err.strip().splitlines()
@@ -211,7 +258,9 @@ def test_a_mistake_is_one_line_and_2(arguments: list[str], said: str, capsys: py
 
 
 @pytest.mark.parametrize("command", [[], ["overhead"], ["gate"], ["baseline", "record"], ["selfcheck"]])
-def test_help_names_every_option_and_the_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_option_and_the_exit_codes(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([*command, "--help"])
     assert caught.value.code == 0
@@ -220,7 +269,17 @@ def test_help_names_every_option_and_the_exit_codes(command: list[str], capsys: 
         assert all(name in text for name in cli.COMMANDS)
         assert "4 invalid, or another machine" in text
     if command == ["overhead"]:
-        flags = ("--config", "--quick", "--minutes", "--budget", "--only", "--inject", "--plant", "--seed", "--out")
+        flags = (
+            "--config",
+            "--quick",
+            "--minutes",
+            "--budget",
+            "--only",
+            "--inject",
+            "--plant",
+            "--seed",
+            "--out",
+        )
         assert all(flag in text for flag in flags)
 
 
@@ -228,7 +287,18 @@ def test_help_names_every_option_and_the_exit_codes(command: list[str], capsys: 
 @pytest.mark.fault
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) -> None:
-    command = [sys.executable, "-m", "bench", "overhead", "--subject", "spin", "--minutes", "2", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench",
+        "overhead",
+        "--subject",
+        "spin",
+        "--minutes",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -266,7 +336,9 @@ def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_in_ci_the_markdown_goes_to_the_job_summary(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_in_ci_the_markdown_goes_to_the_job_summary(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -283,7 +355,9 @@ def test_part_of_a_measurement_posts_nothing_by_itself(monkeypatch: pytest.Monke
 
 
 @pytest.mark.fault
-def test_a_fault_of_the_harness_is_2_and_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_the_harness_is_2_and_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Python's own exit code would be 1: over budget."""
     monkeypatch.setattr("bench.commands.baseline.run_list", lambda: 1 // 0)
     assert cli.main(["baseline", "list"]) == ExitCode.USAGE
@@ -296,7 +370,9 @@ def test_a_fault_of_the_harness_is_2_and_no_verdict(monkeypatch: pytest.MonkeyPa
 def test_a_broken_baseline_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bench.commands.overhead.measure", lambda *arguments, **named: pytest.fail("measured"))
+    monkeypatch.setattr(
+        "bench.commands.overhead.measure", lambda *arguments, **named: pytest.fail("measured")
+    )
     broken_baselines(tmp_path, monkeypatch)
     assert cli.main(["overhead", "--subject", "spin", "--out", str(tmp_path / "out")]) == ExitCode.USAGE
     assert "x.json:1: not valid JSON" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from bench.commands import gate as gate_command
 from bench.commands.gate import run_gate
 from bench.gate import session, worker_process, worktrees
 from bench.gate.session import first_difference, gather, pairs
-from bench.gate.verdict import BASE, HEAD, Evidence, Launch, Options, counts_added, judge, memory_rise
+from bench.gate.verdict import BASE, HEAD, GateEvidence, Launch, Options, counts_added, judge, memory_rise
 from bench.gate.worktrees import NoHarness, Tree, checked_out, resolve
 from bench.machine import commit
 from bench.machine.commit import ROOT, read_commit
@@ -57,7 +57,9 @@ def slow(*values: str) -> Any:
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    return subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def tree_with_worker(folder: Path, body: str, name: str = HEAD) -> Tree:
@@ -91,7 +93,7 @@ def test_an_interrupted_gate_keeps_the_launches_it_has_and_is_incomplete() -> No
     assert judgement.reasons[0] == f"interrupted after {len(evidence.segments)} segments"
 
 
-# -- two resident processes ------------------------------------------------------------------------------------------------
+# -- two persistent worker processes -------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -134,9 +136,14 @@ def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found
     ],
 )
 def test_as_many_launches_as_the_time_and_building_allow(
-    monkeypatch: pytest.MonkeyPatch, minutes: float, build_s: float, clear_after: int, launches: int, stopped: str
+    monkeypatch: pytest.MonkeyPatch,
+    minutes: float,
+    build_s: float,
+    clear_after: int,
+    launches: int,
+    stopped: str,
 ) -> None:
-    evidence = Evidence()
+    evidence = GateEvidence()
     asked: list[int] = []
 
     def launch(*arguments: object) -> float:
@@ -153,11 +160,17 @@ def test_as_many_launches_as_the_time_and_building_allow(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("raise SystemExit('planted: no such module')", "head crashed (exit code 1): planted: no such module"),
+        (
+            "raise SystemExit('planted: no such module')",
+            "head crashed (exit code 1): planted: no such module",
+        ),
         slow("print('hello?')", "instead of a message"),
         slow("print(json.dumps({'error': 'the config is wrong'}))", "head refused: the config is wrong"),
         slow("print(json.dumps({'hello': {'protocol': 99}}))", "speaks gate protocol 99"),
-        slow("print(json.dumps({'hello': {'protocol': 2, 'root': '/elsewhere'}}))", "ran the code in /elsewhere"),
+        slow(
+            "print(json.dumps({'hello': {'protocol': 2, 'root': '/elsewhere'}}))",
+            "ran the code in /elsewhere",
+        ),
         slow("print(json.dumps({'greetings': 1}))", "does not understand: KeyError: 'hello'"),
         slow("print('[1, 2]')", "does not understand: TypeError"),
     ],
@@ -171,7 +184,9 @@ def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, s
 
 @pytest.mark.slow
 @fault
-def test_the_traceback_of_a_worker_that_crashed_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_traceback_of_a_worker_that_crashed_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", "import os\nos.environ['planted']"), QUIET)
     shown = capsys.readouterr().err
     assert "--- stderr of head" in shown
@@ -189,7 +204,9 @@ def test_a_python_that_is_gone_is_a_lost_worker(tmp_path: Path) -> None:
 
 
 @fault
-def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_ended_cleans_up_after_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that still builds reads no message; killed at once it would leave its folders behind."""
     body = f"""
     import pathlib, signal
@@ -201,7 +218,7 @@ def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypat
     finally:
         mark.unlink()
     """
-    worker = worker_process.Resident(tree_with_worker(tmp_path / "head", body), {})
+    worker = worker_process.WorkerProcess(tree_with_worker(tmp_path / "head", body), {})
     wait_until((tmp_path / "mark").exists)
     # It does not end by itself, and once it is told it has all the time to clean up.
     wait, patience = worker._process.wait, iter((0.0, HANG_S))
@@ -214,7 +231,7 @@ def test_a_worker_that_is_ended_cleans_up_after_itself(tmp_path: Path, monkeypat
 @fault
 def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "BUILD_S", 0.5)
-    worker = worker_process.Resident(tree_with_worker(tmp_path / "head", "sys.stdin.read()"), {})
+    worker = worker_process.WorkerProcess(tree_with_worker(tmp_path / "head", "sys.stdin.read()"), {})
     with pytest.raises(worker_process.WorkerLost, match=r"head gave no answer within 0\.5 s"):
         worker.greet()
     worker.close()
@@ -224,13 +241,14 @@ def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 @fault
 def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incomplete(tmp_path: Path) -> None:
     body = f"""
-    print(json.dumps({{"hello": {{"protocol": 2, "root": {str(tmp_path / "head")!r}, "cycle": 8, "washout": 1, "warmup": 1,
-        "collectors": []}}}}), flush=True)
+    print(json.dumps({{"hello": {{"protocol": 2, "root": {str(tmp_path / "head")!r}, "cycle": 8, "washout": 1,
+        "warmup": 1, "collectors": []}}}}), flush=True)
     for line in range(3):
         order = json.loads(sys.stdin.readline())
         steps = order["steps"]
-        print(json.dumps({{"first_step": 1, "segment": {{"arm": "head", "round": order["round"], "order": order["order"],
-            "steps": steps, "tokens": 100, "seconds": 1.0, "step_seconds": [1.0 / steps] * steps,
+        print(json.dumps({{"first_step": 1, "segment": {{"arm": "head", "round": order["round"],
+            "order": order["order"], "steps": steps, "tokens": 100, "seconds": 1.0,
+            "step_seconds": [1.0 / steps] * steps,
             "step_tokens": []}}}}), flush=True)
     sys.exit("planted: out of memory")
     """
@@ -240,7 +258,7 @@ def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incompl
     assert "planted: out of memory" in judgement.reasons[0]
 
 
-# -- what is compared besides time ---------------------------------------------------------------------------------------------
+# -- what is compared besides time ---------------------------------------------------------------------------
 
 
 def test_rounds_are_abba_or_baab_by_the_toss_of_a_coin() -> None:
@@ -266,7 +284,9 @@ def test_traces_are_equal_to_the_last_bit_or_the_first_difference_is_named(
 
 @fault
 def test_work_that_differs_is_not_comparable() -> None:
-    evidence = Evidence(not_comparable=["not comparable, training differs: loss of step 3: base 2.0, head 2.5"])
+    evidence = GateEvidence(
+        not_comparable=["not comparable, training differs: loss of step 3: base 2.0, head 2.5"]
+    )
     judgement = judge(SHORT, evidence)
     assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INVALID)
     assert "loss of step 3" in judgement.reasons[0]
@@ -299,14 +319,28 @@ def test_a_counter_that_was_not_armed_is_invalid() -> None:
 @pytest.mark.parametrize(
     ("base", "head", "said"),
     [
-        (ExactCounts(BASE, 4, True, 0, ways=("modes",)), ExactCounts(HEAD, 4, True, 4, ways=("modes", "trace")), "other ways"),
-        (ExactCounts(BASE, 4, True, 4, ways=("modes", "trace")), ExactCounts(HEAD, 4, True, 0, ways=("modes",)), "other ways"),
-        (ExactCounts(BASE, 4, True, None), ExactCounts(HEAD, 4, True, None), "syncs of head were not counted"),
+        (
+            ExactCounts(BASE, 4, True, 0, ways=("modes",)),
+            ExactCounts(HEAD, 4, True, 4, ways=("modes", "trace")),
+            "other ways",
+        ),
+        (
+            ExactCounts(BASE, 4, True, 4, ways=("modes", "trace")),
+            ExactCounts(HEAD, 4, True, 0, ways=("modes",)),
+            "other ways",
+        ),
+        (
+            ExactCounts(BASE, 4, True, None),
+            ExactCounts(HEAD, 4, True, None),
+            "syncs of head were not counted",
+        ),
         (None, ExactCounts(HEAD, 4, True, 0), "exact counts of base are missing"),
         (ExactCounts(BASE, 4, True, 0), ExactCounts(HEAD, 8, True, 0), "over 8 steps"),
     ],
 )
-def test_counts_that_cannot_be_compared_are_never_a_pass(base: ExactCounts | None, head: ExactCounts | None, said: str) -> None:
+def test_counts_that_cannot_be_compared_are_never_a_pass(
+    base: ExactCounts | None, head: ExactCounts | None, said: str
+) -> None:
     evidence = measured_evidence()
     evidence.counts = {name: one for name, one in ((BASE, base), (HEAD, head)) if one is not None}
     judgement = judge(SHORT, evidence)
@@ -354,7 +388,7 @@ def test_memory_that_rose_in_every_launch_is_red() -> None:
     assert memory_rise(evidence.launches) == "", "one launch in which it did not rise: noise"
 
 
-def measured_evidence() -> Evidence:
+def measured_evidence() -> GateEvidence:
     """Three clean launches of equal speed."""
     from tests.bench.make import segment
 
@@ -368,10 +402,10 @@ def measured_evidence() -> Evidence:
         )
         for process in range(3)
     ]
-    return Evidence(launches=launches, cycle=2)
+    return GateEvidence(launches=launches, cycle=2)
 
 
-# -- commits ---------------------------------------------------------------------------------------------------------------------
+# -- commits -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -405,8 +439,12 @@ def test_a_clean_head_gets_a_worktree_of_its_own_and_all_are_removed(repository:
 def test_worktrees_of_a_gate_that_was_killed_are_swept_up_and_those_of_one_that_runs_are_not(
     repository: Path, tmp_path: Path
 ) -> None:
-    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    dead, alive = (tmp_path / f"{worktrees.PREFIX}{pid}-abc" / "base" for pid in (ended.stdout.strip(), os.getpid()))
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    )
+    dead, alive = (
+        tmp_path / f"{worktrees.PREFIX}{pid}-abc" / "base" for pid in (ended.stdout.strip(), os.getpid())
+    )
     for place in (dead, alive):
         git(repository, "worktree", "add", "--detach", str(place), "HEAD")
     with checked_out("HEAD", lambda text: None, repository):
@@ -429,7 +467,10 @@ def test_a_dirty_head_is_measured_in_place_and_labelled(repository: Path) -> Non
 def test_a_base_that_predates_the_harness_is_said_and_incomplete(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(NoHarness, match="predates the harness"), checked_out("old", lambda text: None, repository):
+    with (
+        pytest.raises(NoHarness, match="predates the harness"),
+        checked_out("old", lambda text: None, repository),
+    ):
         pass
     receipt = run_gate(replace(SHORT, base="old", out=str(tmp_path / "out")), QUIET, root=repository)
     assert receipt.exit_code is ExitCode.INCOMPLETE
@@ -450,7 +491,8 @@ def test_an_unknown_base_says_what_to_fetch(repository: Path, tmp_path: Path) ->
 
 
 def test_the_parent_of_a_merge_is_the_base_of_a_pull_request_from_a_fork(repository: Path) -> None:
-    # What CI checks out for a pull request is a merge commit: its first parent is the base, wherever head came from.
+    # What CI checks out for a pull request is a merge commit: its first parent is the base, wherever head
+    # came from.
     git(repository, "checkout", "--quiet", "-b", "fork", "old")
     (repository / "new.txt").write_text("from a fork\n")
     git(repository, "add", ".")
@@ -462,7 +504,9 @@ def test_the_parent_of_a_merge_is_the_base_of_a_pull_request_from_a_fork(reposit
         assert (head.root / "new.txt").exists()
 
 
-def test_an_environment_of_its_own_only_where_the_locks_differ(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_of_its_own_only_where_the_locks_differ(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Path] = []
     monkeypatch.setattr(worktrees, "_environment", lambda root, say: made.append(root) or "/other/python")
     (repository / "constraints.txt").write_text("torch==2.13.0\n")
@@ -507,7 +551,7 @@ def test_changes_made_while_a_dirty_head_is_measured_are_noticed(
 ) -> None:
     (repository / "README.md").write_text("changed\n")
 
-    def gather_and_edit(*arguments: object) -> Evidence:
+    def gather_and_edit(*arguments: object) -> GateEvidence:
         (repository / "README.md").write_text("changed again\n")
         return measured_evidence()
 
@@ -548,7 +592,9 @@ def test_where_git_does_not_tell_what_changed_the_tree_is_dirty_and_like_no_othe
 ) -> None:
     (repository / "README.md").write_text("changed\n")
     real = commit.git_bytes
-    monkeypatch.setattr(commit, "git_bytes", lambda *words, cwd: None if words[0] == silent else real(*words, cwd=cwd))
+    monkeypatch.setattr(
+        commit, "git_bytes", lambda *words, cwd: None if words[0] == silent else real(*words, cwd=cwd)
+    )
     first, second = read_commit(repository), read_commit(repository)
     assert first.dirty
     assert first.diff_hash != second.diff_hash
@@ -558,18 +604,24 @@ def test_outside_a_repository_nothing_can_be_named(tmp_path: Path) -> None:
     assert read_commit(tmp_path) == Commit("", dirty=True)
 
 
-def test_local_paths_of_the_config_are_those_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_paths_of_the_config_are_those_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Worktrees hold what is committed: data lies where the command was given."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chats.jsonl").touch()
     (tmp_path / "stdlib").mkdir()
     trainer = replace(SHORT, kind=TrainerKind())
-    options = replace(trainer, config=load_config(None, ["data.path=chats.jsonl", "target.model=Qwen/Qwen3-8B"]))
+    options = replace(
+        trainer, config=load_config(None, ["data.path=chats.jsonl", "target.model=Qwen/Qwen3-8B"])
+    )
     sent = session._order(options, *OURS)["config"]
     assert sent["data"]["path"] == str(tmp_path / "chats.jsonl")
     assert sent["target"]["model"] == "Qwen/Qwen3-8B"
     assert options.config.data.path == "chats.jsonl", "and the config is still known by what the user wrote"
-    assert "path" not in session._order(trainer, *OURS)["config"].get("data", {}), "the built-in corpus is no folder"
+    assert "path" not in session._order(trainer, *OURS)["config"].get("data", {}), (
+        "the built-in corpus is no folder"
+    )
 
 
 @pytest.mark.parametrize(("same_data_code", "shares"), [(True, True), (False, False)])
@@ -580,7 +632,9 @@ def test_base_prepares_its_own_data_where_the_code_for_it_differs(
     base = Tree(BASE, Commit("a" * 40), tmp_path / "worktrees" / "base", sys.executable)
     shared = Path(SHORT.config.data.cache).resolve()
     assert session._cache(shared, "dflash/data", base, OURS[1]) == shared
-    assert session._cache(shared, "dflash/data", base, base) == (shared if shares else tmp_path / "worktrees" / "cache")
+    assert session._cache(shared, "dflash/data", base, base) == (
+        shared if shares else tmp_path / "worktrees" / "cache"
+    )
     assert session._cache(shared, "dflash/data", OURS[0], OURS[0]) == shared, (
         "a self-check leaves nothing beside the working tree"
     )

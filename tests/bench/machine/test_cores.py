@@ -30,7 +30,9 @@ def test_a_thread_is_kept_and_let_go() -> None:
         assert usable() == before
 
 
-def test_each_worker_has_the_same_core_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_has_the_same_core_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cores, "usable", lambda: [3, 4, 5])
     assert OwnCores(single_threaded_roles(small_config(tmp_path))).cores == {"drafter/0": 3, "target/0": 4}
     two = small_config(tmp_path, 'target.devices=["cpu:0", "cpu:1"]')
@@ -45,7 +47,9 @@ def test_each_worker_has_the_same_core_in_every_process(tmp_path: Path, monkeypa
         'drafter.devices=["cuda:0"]',
     ],
 )
-def test_elsewhere_the_system_places_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+def test_elsewhere_the_system_places_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
     monkeypatch.setattr(cores, "usable", lambda: [3, 4, 5])
     assert OwnCores(single_threaded_roles(small_config(tmp_path, setting))).cores == {}
     monkeypatch.setattr(cores, "usable", list)

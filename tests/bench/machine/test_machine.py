@@ -18,7 +18,7 @@ from bench.measure.plan import make_arms
 from bench.measure.runner import measure
 from bench.progress import Reporter
 from bench.records.types import ALL, GpuState, MachineState
-from bench.statistics.stopping import Watch, judged
+from bench.statistics.stopping import StoppingRule, judged
 from bench.subjects.spin import Noise, SpinSubject
 from tests.clock import Clock
 
@@ -33,7 +33,13 @@ class Nvml:
 
     def __init__(self, uuids: list[str], **values: Any) -> None:
         self.uuids = uuids
-        self.values = {"reasons": 0x4, "pids": [], "power": 400_000, "clock": 1800, "driver": "580.1"} | values
+        self.values = {
+            "reasons": 0x4,
+            "pids": [],
+            "power": 400_000,
+            "clock": 1800,
+            "driver": "580.1",
+        } | values
         self.opened = self.closed = 0
 
     def _give(self, name: str) -> Any:
@@ -90,13 +96,17 @@ class Nvml:
         return [SimpleNamespace(pid=pid) for pid in self._give("pids")]
 
 
-def key(gpus: list[tuple[str, str]] = GPUS, cpu: str = "AMD EPYC 9575F", cpus: int = 64, **versions: str) -> str:
+def key(
+    gpus: list[tuple[str, str]] = GPUS, cpu: str = "AMD EPYC 9575F", cpus: int = 64, **versions: str
+) -> str:
     return identity.describe(gpus, cpu, cpus, versions).key
 
 
 def test_versions_and_a_reboot_do_not_change_the_key() -> None:
     """GPUs may be counted in another order after a reboot; Python, torch and the driver may be newer."""
-    assert key(python="3.11.7", torch="2.11", driver="570") == key(GPUS[::-1], python="3.14.0", torch="2.13", driver="580")
+    assert key(python="3.11.7", torch="2.11", driver="570") == key(
+        GPUS[::-1], python="3.14.0", torch="2.13", driver="580"
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +148,12 @@ def test_no_driver_is_a_machine_without_gpus() -> None:
 
 
 def test_a_value_that_nvml_does_not_give_is_none() -> None:
-    nvml = Nvml(["GPU-1"], power=RuntimeError("not supported"), pids=RuntimeError("no permission"), reasons=RuntimeError("no"))
+    nvml = Nvml(
+        ["GPU-1"],
+        power=RuntimeError("not supported"),
+        pids=RuntimeError("no permission"),
+        reasons=RuntimeError("no"),
+    )
     (gpu,) = state.read_gpus(frozenset({1}), nvml)
     assert (gpu.power_w, gpu.foreign_processes, gpu.throttle_reasons) == (None, None, ())
     assert (gpu.sm_clock_mhz, gpu.power_limit_w) == (1800, 700.0)
@@ -152,7 +167,8 @@ def test_other_processes_on_the_gpu_are_counted_ours_are_not() -> None:
 
 
 def test_ids_from_outside_the_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container NVML tells the host's process ids: as many as we have CUDA processes are taken for ours."""
+    """In a container NVML tells the host's process ids: as many as we have CUDA processes are taken for
+    ours."""
     unknown = [4_194_300, 4_194_301]
     monkeypatch.setattr(state, "_uses_cuda", lambda pid: pid == os.getpid())
     tree = frozenset({os.getpid()})
@@ -222,7 +238,9 @@ def test_this_systems_own_numbers_are_read_as_they_are_meant() -> None:
     assert sum(low[:4]) - 4 * tick <= read <= sum(high[:4]) + 4 * tick
 
 
-START = MachineState(0.0, load_1m=1.0, cpus=2, host_cpus=2, own_cpu_s=5.0, machine_cpu_s=100.0, steal_s=0.0, throttled_s=0.0)
+START = MachineState(
+    0.0, load_1m=1.0, cpus=2, host_cpus=2, own_cpu_s=5.0, machine_cpu_s=100.0, steal_s=0.0, throttled_s=0.0
+)
 GPU = GpuState(0, sm_clock_mhz=1800, foreign_processes=0, throttle_reasons=("power cap",))
 
 
@@ -242,7 +260,10 @@ def after(**changes: Any) -> MachineState:
             "GPU 0 was throttled during or after measuring: hardware",
         ),
         ({"gpus": (replace(GPU, throttle_reasons=("hardware power brake",)),)}, "hardware power brake"),
-        ({"gpus": (replace(GPU, foreign_processes=2),)}, "GPU 0 was shared with 2 other process(es) during or after measuring"),
+        (
+            {"gpus": (replace(GPU, foreign_processes=2),)},
+            "GPU 0 was shared with 2 other process(es) during or after measuring",
+        ),
         ({"gpus": ()}, "the number of GPUs changed while measuring, 1 to 0"),
     ],
 )
@@ -275,13 +296,15 @@ def test_shared_before_measuring_is_unfit_even_when_gone_after() -> None:
 
 
 def test_differences_of_versions() -> None:
-    assert identity.differences({"torch": "2.12", "python": "3.11"}, {"torch": "2.13", "python": "3.11", "triton": "3"}) == [
+    assert identity.differences(
+        {"torch": "2.12", "python": "3.11"}, {"torch": "2.13", "python": "3.11", "triton": "3"}
+    ) == [
         "torch 2.12 -> 2.13",
         "triton absent -> 3",
     ]
 
 
-# -- between two segments ------------------------------------------------------------------------------------------------------
+# -- between two segments ------------------------------------------------------------------------------------
 
 
 def loaded(**changes: Any) -> GpuState:
@@ -328,7 +351,9 @@ def test_gpus_are_looked_at_now_and_then_and_without_one_once() -> None:
 @pytest.mark.fault
 def test_a_run_that_was_throttled_in_its_middle_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     hot = loaded(throttle_reasons=("hardware slowdown",))
-    monkeypatch.setattr("bench.measure.runner.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot))
+    monkeypatch.setattr(
+        "bench.measure.runner.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot)
+    )
     monkeypatch.setattr(state, "read_state", lambda: replace(START, gpus=(loaded(),)))
     subject = SpinSubject({"a": 0.0}, noise=Noise(step=0.001, slow=0.0))
     arms = make_arms(("a",))
@@ -338,7 +363,7 @@ def test_a_run_that_was_throttled_in_its_middle_is_invalid(monkeypatch: pytest.M
         ("a",),
         seed=0,
         time_s=5.0,
-        watch=Watch(judged(arms, ("a",)), {"a": 1.0, ALL: 1.0}, 8),
+        rule=StoppingRule(judged(arms, ("a",)), {"a": 1.0, ALL: 1.0}, 8),
         reporter=Reporter(quiet=True),
         clock=subject.clock_s,
     )

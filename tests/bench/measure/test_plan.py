@@ -75,7 +75,9 @@ def test_no_arm_is_favoured_by_its_place() -> None:
     time_s=st.floats(1.0, 3600.0),
     washout=st.integers(0, 10),
 )
-def test_sizing_keeps_its_promises(step_s: float, cycle: int, segments: int, time_s: float, washout: int) -> None:
+def test_sizing_keeps_its_promises(
+    step_s: float, cycle: int, segments: int, time_s: float, washout: int
+) -> None:
     found = size(step_s=step_s, cycle=cycle, segments_per_round=segments, time_s=time_s, washout=washout)
     assert found.rounds >= MIN_ROUNDS
     assert found.steps == found.cycles * cycle >= cycle
@@ -94,7 +96,9 @@ def test_a_segment_is_one_cycle_unless_steps_are_very_short() -> None:
     assert found.steps == 4
     assert found.segment_s == pytest.approx(0.28)
     assert "17 segments a round of 4 steps (0.28 s)" in found.describe(15)
-    assert size(step_s=1e-5, cycle=4, segments_per_round=17, time_s=240.0, washout=1).segment_s >= MIN_SEGMENT_S
+    assert (
+        size(step_s=1e-5, cycle=4, segments_per_round=17, time_s=240.0, washout=1).segment_s >= MIN_SEGMENT_S
+    )
 
 
 def test_a_plan_that_does_not_fit_says_so() -> None:
@@ -103,7 +107,9 @@ def test_a_plan_that_does_not_fit_says_so() -> None:
     assert "more than asked" in found.describe(15)
 
 
-@pytest.mark.parametrize("wrong", [{"step_s": 0.0}, {"cycle": 0}, {"segments_per_round": 0}, {"time_s": 0.0}, {"washout": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"step_s": 0.0}, {"cycle": 0}, {"segments_per_round": 0}, {"time_s": 0.0}, {"washout": -1}]
+)
 def test_sizing_refuses_nonsense(wrong: dict[str, float]) -> None:
     good = {"step_s": 0.1, "cycle": 4, "segments_per_round": 5, "time_s": 60.0, "washout": 1}
     with pytest.raises(ValueError):
@@ -117,6 +123,8 @@ def test_only_keeps_the_subjects_order_and_names_the_nearest() -> None:
         choose_collectors(SIX, ("profil",))
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (200.2, "3 min 20 s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (200.2, "3 min 20 s")]
+)
 def test_times_for_people(seconds: float, text: str) -> None:
     assert human_time(seconds) == text

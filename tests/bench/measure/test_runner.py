@@ -1,4 +1,5 @@
-"""The whole way on simulated clocks: plan, segments, statistics, verdict; and every way in which a run must not be green."""
+"""The whole way on simulated clocks: plan, segments, statistics, verdict; and every way in which a run must
+not be green."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from bench.measure.plan import make_arms
-from bench.measure.runner import Run, measure
+from bench.measure.runner import MeasuredRun, measure
 from bench.progress import Reporter
 from bench.records.types import ALL, ExactCounts, ExitCode, Verdict
 from bench.statistics.analysis import analyse
-from bench.statistics.stopping import MIN_ROUNDS, Watch, judged
+from bench.statistics.stopping import MIN_ROUNDS, StoppingRule, judged
 from bench.statistics.verdict import judge
 from bench.subjects.protocol import INJECTED
 from bench.subjects.spin import Noise, SpinSubject
@@ -22,8 +23,13 @@ QUIET = Noise(step=0.004, slow=0.004)
 
 
 def run(
-    subject: SpinSubject, *, minutes: float = 2.0, marginal: bool = True, seed: int = 0, reporter: Reporter | None = None
-) -> Run:
+    subject: SpinSubject,
+    *,
+    minutes: float = 2.0,
+    marginal: bool = True,
+    seed: int = 0,
+    reporter: Reporter | None = None,
+) -> MeasuredRun:
     arms = make_arms(subject.collectors, marginal=marginal)
     contrasts = judged(arms, subject.collectors)
     limits = {name: 1.0 if name == ALL else 0.5 for name in contrasts}
@@ -33,13 +39,13 @@ def run(
         subject.collectors,
         seed=seed,
         time_s=60.0 * minutes,
-        watch=Watch(contrasts, limits, subject.cycle),
+        rule=StoppingRule(contrasts, limits, subject.cycle),
         reporter=reporter or Reporter(quiet=True),
         clock=subject.clock_s,
     )
 
 
-def verdict_of(found: Run, **changes: object):  # type: ignore[no-untyped-def]
+def verdict_of(found: MeasuredRun, **changes: object):  # type: ignore[no-untyped-def]
     return judge(analyse(replace(found.measurement, **changes)), counts_required=False)  # type: ignore[arg-type]
 
 
@@ -113,7 +119,9 @@ class Interrupting(Reporter):
 
 
 @pytest.mark.fault
-def test_an_interrupted_run_keeps_what_was_measured_and_is_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_keeps_what_was_measured_and_is_incomplete(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = run(SpinSubject({"a": 0.0, "b": 0.0}, noise=QUIET), reporter=Interrupting(at=20))
     assert len(found.measurement.segments) == 20
     assert found.measurement.stopped == "interrupted"
@@ -148,7 +156,10 @@ def test_no_segment_at_all_is_incomplete() -> None:
 
 def test_a_counter_that_was_not_armed_is_invalid() -> None:
     found = run(SpinSubject({"a": 0.0}, noise=QUIET))
-    counts = {arm.name: ExactCounts(arm.name, 4, armed=False, unavailable=("no trace hooks",)) for arm in found.measurement.arms}
+    counts = {
+        arm.name: ExactCounts(arm.name, 4, armed=False, unavailable=("no trace hooks",))
+        for arm in found.measurement.arms
+    }
     judgement = verdict_of(found, counts=counts)
     assert judgement.exit_code is ExitCode.INVALID
     assert any("no trace hooks" in reason for reason in judgement.reasons)
@@ -187,7 +198,7 @@ def test_what_must_not_run_beside_a_measurement_is_waited_for() -> None:
         subject.collectors,
         seed=0,
         time_s=60.0,
-        watch=Watch(contrasts, dict.fromkeys(contrasts, 1.0), subject.cycle),
+        rule=StoppingRule(contrasts, dict.fromkeys(contrasts, 1.0), subject.cycle),
         reporter=Reporter(quiet=True),
         ready=lambda: order.append("ready"),
         clock=subject.clock_s,

@@ -33,7 +33,9 @@ def test_a_peer_that_stops_early_is_no_result() -> None:
         count(PeerStep("a peer", "drafter alone", lambda steps: reading_step(steps - 1)))
 
 
-def test_a_missing_peer_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_peer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def specforge():  # type: ignore[no-untyped-def]
         raise ImportError("No module named 'specforge'")
         yield

@@ -1,4 +1,5 @@
-"""`pytest bench/` as pytest-benchmark's users type it, on the real conftest and tests, with receipts made up for the purpose."""
+"""`pytest bench/` as pytest-benchmark's users type it, on the real conftest and tests, with receipts made up
+for the purpose."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ ROOT = Path(__file__).parents[3]
 TINY = ROOT / "configs/cpu-tiny.toml"
 REFERENCE = ROOT / "configs/pro6000x8-qwen3.6-27b.toml"
 HERE = identity.describe([("NVIDIA H200", "aaaa")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
-ELSEWHERE = identity.describe([("NVIDIA H200", "bbbb")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"})
+ELSEWHERE = identity.describe(
+    [("NVIDIA H200", "bbbb")], "AMD EPYC", 16, {"python": "3.11.7", "torch": "2.13.0"}
+)
 COMMIT = Commit("a" * 40)
 FAILED, USAGE = 1, 4
 QUIET = ("-pno:cacheprovider", "-pno:hypothesispytest", f"--rootdir={ROOT}")
@@ -57,7 +60,10 @@ class Bench:
 
     def store(self, *values: float, arms: bool = True) -> Path:
         """A measured baseline of three sessions for this machine."""
-        made = [Session(v, "2026-11-29", dict.fromkeys(("off", "all", "only:profile", "only:pipeline"), v)) for v in values]
+        made = [
+            Session(v, "2026-11-29", dict.fromkeys(("off", "all", "only:profile", "only:pipeline"), v))
+            for v in values
+        ]
         return recording.write(recording.build(HERE, ref(), made, "b" * 40), self.path / "baselines")
 
     def run(self, *arguments: str, receipt: Path | None = None, config: Path = TINY) -> pytest.RunResult:
@@ -74,7 +80,10 @@ class Bench:
     def saved(self, name: str, **changes: Any) -> Path:
         """The --benchmark-json of a run."""
         path = self.path / name
-        assert self.run(f"--benchmark-json={path}", receipt=self.receipt("saved-receipt.json", **changes)).ret == 0
+        assert (
+            self.run(f"--benchmark-json={path}", receipt=self.receipt("saved-receipt.json", **changes)).ret
+            == 0
+        )
         return path
 
 
@@ -117,7 +126,9 @@ def test_every_arm_is_a_benchmark_in_tokens_per_second(bench: Bench) -> None:
 
 
 def test_missing_baseline_names_the_command_that_records_it(bench: Bench) -> None:
-    usage_error(bench.run("--benchmark-compare"), "python -m bench baseline record --config configs/cpu-tiny.toml")
+    usage_error(
+        bench.run("--benchmark-compare"), "python -m bench baseline record --config configs/cpu-tiny.toml"
+    )
 
 
 def test_bare_compare_finds_the_stored_baseline(bench: Bench) -> None:
@@ -140,7 +151,11 @@ def test_a_regression_is_a_failing_test_with_the_table(bench: Bench) -> None:
     result.assert_outcomes(passed=5, failed=1)
     assert "baseline tok/s" in text(result)
     assert "-16." in text(result)
-    failures = [case for case in ET.parse(bench.path / "junit.xml").iter("testcase") if case.find("failure") is not None]
+    failures = [
+        case
+        for case in ET.parse(bench.path / "junit.xml").iter("testcase")
+        if case.find("failure") is not None
+    ]
     assert [case.get("name") for case in failures] == ["test_tokens[off]"]
     assert "PerformanceRegression" not in text(result)
 
@@ -164,11 +179,15 @@ def test_newer_python_and_torch_keep_the_baseline_and_are_shown(bench: Bench) ->
 
 @pytest.mark.slow
 def test_the_stated_figure_is_a_floor_for_its_machine(bench: Bench) -> None:
-    reference = identity.describe([("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {})
+    reference = identity.describe(
+        [("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {}
+    )
     bench.on(reference)
     for speed, code_ in ((20.0, 0), (10.0, FAILED)):
         given = bench.receipt(machine=reference, config=REFERENCE, speed=speed)
-        result = bench.run(f"--bench-baselines={ROOT / 'baselines'}", "--benchmark-compare", receipt=given, config=REFERENCE)
+        result = bench.run(
+            f"--bench-baselines={ROOT / 'baselines'}", "--benchmark-compare", receipt=given, config=REFERENCE
+        )
         assert result.ret == code_, text(result)
         assert "baseline.json" in text(result)
         assert "14,200 tokens/s, stated" in text(result)
@@ -176,7 +195,9 @@ def test_the_stated_figure_is_a_floor_for_its_machine(bench: Bench) -> None:
     result = bench.run(f"--benchmark-compare={path}", receipt=given, config=REFERENCE)
     assert result.ret == FAILED
     bench.on(HERE)
-    usage_error(bench.run(f"--benchmark-compare={path}", receipt=bench.receipt()), "no baseline for config 'cpu-tiny'")
+    usage_error(
+        bench.run(f"--benchmark-compare={path}", receipt=bench.receipt()), "no baseline for config 'cpu-tiny'"
+    )
 
 
 def test_compare_with_a_path_shows_and_says_that_it_does_not_judge(bench: Bench) -> None:
@@ -205,12 +226,17 @@ def test_benchmarks_of_other_files_are_judged_too(bench: Bench) -> None:
     other = ["bench/test_hot_path.py::test_one", "bench/test_throughput.py::test_tokens[off]"]
     saved = bench.saved("before.json")
     tree = json.loads(saved.read_text())
-    tree["benchmarks"] = [entry | {"fullname": name} for entry, name in zip(tree["benchmarks"], other, strict=False)]
+    tree["benchmarks"] = [
+        entry | {"fullname": name} for entry, name in zip(tree["benchmarks"], other, strict=False)
+    ]
     saved.write_text(json.dumps(tree))
     usage_error(
-        bench.run(f"--benchmark-compare={saved}", str(ROOT / "bench/test_throughput.py")), "bench/test_hot_path.py::test_one"
+        bench.run(f"--benchmark-compare={saved}", str(ROOT / "bench/test_throughput.py")),
+        "bench/test_hot_path.py::test_one",
     )
-    result = bench.run(f"--benchmark-compare={saved}", "--benchmark-compare-fail=mean:5%", "-k", "off", "--allow-incomplete")
+    result = bench.run(
+        f"--benchmark-compare={saved}", "--benchmark-compare-fail=mean:5%", "-k", "off", "--allow-incomplete"
+    )
     assert result.ret == 0, text(result)
 
 
@@ -218,13 +244,19 @@ def test_benchmarks_of_other_files_are_judged_too(bench: Bench) -> None:
 def test_every_repeated_expression_counts(bench: Bench) -> None:
     """pytest-benchmark keeps the last one alone."""
     saved = bench.saved("before.json", speed=1.1)
-    arguments = [f"--benchmark-compare={saved}", "--benchmark-compare-fail=mean:5%", "--benchmark-compare-fail=max:100%"]
+    arguments = [
+        f"--benchmark-compare={saved}",
+        "--benchmark-compare-fail=mean:5%",
+        "--benchmark-compare-fail=max:100%",
+    ]
     assert bench.run(*arguments).ret == FAILED
     assert bench.run(arguments[0], *arguments[2:]).ret == 0
 
 
 def test_compare_fail_alone_is_refused(bench: Bench) -> None:
-    usage_error(bench.run("--benchmark-compare-fail=mean:5%"), "--benchmark-compare-fail needs --benchmark-compare")
+    usage_error(
+        bench.run("--benchmark-compare-fail=mean:5%"), "--benchmark-compare-fail needs --benchmark-compare"
+    )
 
 
 def test_a_fraction_of_a_percent_is_refused_by_the_plugin(bench: Bench) -> None:
@@ -244,7 +276,9 @@ def test_a_folder_as_the_value_is_an_argument_swallowed(bench: Bench) -> None:
 
 def test_the_folder_swallowed_is_found_from_the_root_too(bench: Bench) -> None:
     """Then `bench/` is no argument any more, and its conftest is not loaded."""
-    result = bench.pytester.runpytest_inprocess(*QUIET, f"--benchmark-compare={ROOT / 'bench'}", str(ROOT / "conftest.py"))
+    result = bench.pytester.runpytest_inprocess(
+        *QUIET, f"--benchmark-compare={ROOT / 'bench'}", str(ROOT / "conftest.py")
+    )
     assert result.ret == USAGE
     assert "put it last" in text(result)
 
@@ -259,7 +293,8 @@ def test_comparing_nothing_is_refused(bench: Bench, option: str) -> None:
 def test_a_deselected_arm_is_refused(bench: Bench) -> None:
     saved = bench.saved("before.json")
     usage_error(
-        bench.run(f"--benchmark-compare={saved}", "-k", "off or complete"), "incomplete: bench/test_throughput.py::test_tokens"
+        bench.run(f"--benchmark-compare={saved}", "-k", "off or complete"),
+        "incomplete: bench/test_throughput.py::test_tokens",
     )
     result = bench.run(f"--benchmark-compare={saved}", "-k", "off or complete", "--allow-incomplete")
     assert result.ret == 0, text(result)
@@ -328,7 +363,11 @@ def test_group_by_collector_lays_off_beside_each(bench: Bench, group_by: str) ->
     result = bench.run(f"--benchmark-group-by={group_by}")
     lines = text(result).splitlines()
     heads = [line for line in lines if "benchmark 'collector=" in line]
-    assert [head.split("'")[1] for head in heads] == ["collector=profile", "collector=pipeline", "collector=all"]
+    assert [head.split("'")[1] for head in heads] == [
+        "collector=profile",
+        "collector=pipeline",
+        "collector=all",
+    ]
     assert sum(line.startswith("test_tokens[off]") for line in lines) == 3
     assert bench.run("--benchmark-group-by=func").ret == 0
 
@@ -372,7 +411,9 @@ def test_an_invalid_run_fails_every_arm(bench: Bench) -> None:
         (lambda b: (b.path / "receipt.json").unlink(), "cannot read the receipt"),
     ],
 )
-def test_a_receipt_that_does_not_fit_is_refused(bench: Bench, change: Callable[[Bench], Any], message: str) -> None:
+def test_a_receipt_that_does_not_fit_is_refused(
+    bench: Bench, change: Callable[[Bench], Any], message: str
+) -> None:
     change(bench)
     usage_error(bench.run(), message)
 
@@ -401,7 +442,9 @@ def test_skipped_gpu_benchmarks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     usage_error(measure("-m", "not gpu"), "GPU benchmarks are deselected")
     usage_error(bench.run(), "BENCH_REQUIRE_CUDA=1, but")
     monkeypatch.delenv("BENCH_REQUIRE_CUDA")
-    reference = identity.describe([("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {})
+    reference = identity.describe(
+        [("NVIDIA RTX PRO 6000 Blackwell", f"{i}") for i in range(8)], "AMD EPYC", 96, {}
+    )
     bench.on(reference)
     compared = measure("--benchmark-compare", "--benchmark-only")
     assert compared.ret == FAILED
@@ -410,7 +453,8 @@ def test_skipped_gpu_benchmarks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_it_measures_when_no_receipt_is_given(bench: Bench) -> None:
-    """The light subject, for real; whatever the verdict on a busy machine, figures are there and the exit code is a test's."""
+    """The light subject, for real; whatever the verdict on a busy machine, figures are there and the exit
+    code is a test's."""
     result = bench.pytester.runpytest_inprocess(
         str(ROOT / "bench/test_throughput.py"),
         *QUIET,

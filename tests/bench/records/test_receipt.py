@@ -67,7 +67,8 @@ def test_the_contract_of_the_receipt() -> None:
     assert next(iter(tree)) == "schema"
     assert tree["schema"] == "dflash-bench/receipt/1"
     contract = (
-        "command commit machine config arms losses_equal collectors all throughput baseline pipeline_efficiency verdict exit_code"
+        "command commit machine config arms losses_equal collectors all throughput baseline "
+        "pipeline_efficiency verdict exit_code"
     )
     assert set(contract.split()) <= set(tree)
     assert set(tree["commit"]) == {"id", "dirty", "diff_hash"}
@@ -94,7 +95,10 @@ def damage(change: Callable[[dict[str, Any]], Any]) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.update(schema="dflash-bench/receipt/2"), f"schema 'dflash-bench/receipt/2' is not '{SCHEMA}'"),
+        (
+            lambda t: t.update(schema="dflash-bench/receipt/2"),
+            f"schema 'dflash-bench/receipt/2' is not '{SCHEMA}'",
+        ),
         (lambda t: t.pop("schema"), f"schema None is not '{SCHEMA}'"),
         (lambda t: t.update(verdikt=1), "unknown key 'verdikt'; did you mean 'verdict'?"),
         (lambda t: t["collectors"][0].update(isolatd=1), "unknown key 'collectors.0.isolatd'"),

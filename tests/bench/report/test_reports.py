@@ -1,8 +1,8 @@
-"""Reports of every kind of run: golden Markdown, a terminal of 80 columns, and a page that needs nothing else.
+"""Reports of every kind of run: golden Markdown, a terminal of 80 columns, and a page that needs nothing
+else.
 
-`UPDATE_GOLDEN=1 pytest tests/bench/report/test_reports.py` writes the golden files anew; look at the difference before
-it is committed.
-"""
+`UPDATE_GOLDEN=1 pytest tests/bench/report/test_reports.py` writes the golden files anew; look at the
+difference before it is committed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def test_the_page_shows_every_segment_interval_loss_and_count() -> None:
     receipt = SCENES["over"]()
     text = html.render(receipt)
     total = sum(len(arm) for arm in receipt.arms.values())
-    assert len(re.findall(r"<circle class=\"(?:off|all|again|other)\"", text)) == total + sum(map(len, receipt.losses.values()))
+    assert len(re.findall(r"<circle class=\"(?:off|all|again|other)\"", text)) == total + sum(
+        map(len, receipt.losses.values())
+    )
     intervals = html.interval_chart(receipt)
     assert intervals is not None
     assert [(bar.name, bar.kind) for bar in intervals.bars] == [
@@ -149,7 +151,9 @@ def test_markup_in_a_name_stays_text() -> None:
     assert "<script" not in markdown.render(receipt)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-0.3, 1.2), (-60.0, 30.0), (2.31, 2.315), (0.0, 0.0), (14000.0, 14300.0)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-0.3, 1.2), (-60.0, 30.0), (2.31, 2.315), (0.0, 0.0), (14000.0, 14300.0)]
+)
 def test_axes_have_a_few_round_ticks_in_order(low: float, high: float) -> None:
     axis = html.Axis(low, high)
     ticks = axis.ticks()

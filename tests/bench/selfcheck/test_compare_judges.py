@@ -9,7 +9,16 @@ import pytest
 
 from bench.records.types import Commit, ConfigRef, Machine
 from bench.selfcheck import compare_judges
-from bench.selfcheck.compare_judges import OTHERS, OURS, OURS_OVER, OURS_WITHIN, main, recorded, simulated, tally
+from bench.selfcheck.compare_judges import (
+    OTHERS,
+    OURS,
+    OURS_OVER,
+    OURS_WITHIN,
+    main,
+    recorded,
+    simulated,
+    tally,
+)
 from bench.selfcheck.simulate import NOISES
 from steptime.errors import UserError
 from tests.bench.make import made_receipt
@@ -59,7 +68,9 @@ def test_two_percent_is_missed_by_the_others_and_found_here() -> None:
 
 def receipt_file(tmp_path: Path) -> Path:
     path = tmp_path / "receipt.json"
-    path.write_text(made_receipt(Machine("m", "cpu", 2), ConfigRef("c", "h"), Commit("a"), noise=0.01).to_json())
+    path.write_text(
+        made_receipt(Machine("m", "cpu", 2), ConfigRef("c", "h"), Commit("a"), noise=0.01).to_json()
+    )
     return path
 
 

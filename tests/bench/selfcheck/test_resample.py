@@ -28,7 +28,9 @@ def test_launches_that_lie_apart_stay_apart() -> None:
     def apart(one: stored_gates.Trial) -> stored_gates.Trial:
         slow = [1.0, 1.1, 0.9]
         segments = [
-            replace(s, seconds=s.seconds * slow[s.process], step_seconds=()) if s.arm == HEAD else replace(s, step_seconds=())
+            replace(s, seconds=s.seconds * slow[s.process], step_seconds=())
+            if s.arm == HEAD
+            else replace(s, step_seconds=())
             for s in one.segments
         ]
         return replace(one, segments=tuple(segments))

@@ -16,12 +16,12 @@ import pytest
 from bench.commands import selfcheck
 from bench.commands.selfcheck import COSTS, judge_again, run_selfcheck
 from bench.gate.session import pairs
-from bench.gate.verdict import HEAD, Evidence, Launch
+from bench.gate.verdict import HEAD, GateEvidence, Launch
 from bench.progress import Reporter
 from bench.records.types import ExactCounts, ExitCode
 from bench.selfcheck import other_judges, stored_gates
 from bench.selfcheck.plant_check import PlantFound, judge_plant, time_plant
-from bench.selfcheck.rates import Noise, Report, Row, add, exit_code, make_rows, rows_of, turns
+from bench.selfcheck.rates import LaunchNoise, RateRow, Report, add, exit_code, make_rows, rows_of, turns
 from bench.selfcheck.stored_gates import Trial
 from bench.selfcheck.tables import share, to_json, to_markdown, to_text
 from bench.statistics.contrasts import Rounds
@@ -32,7 +32,9 @@ from tests.bench.make import segment
 GATE_MINUTES = 0.5
 
 
-def evidence(slowdown: float, *, noise: float = 0.004, drift: float = 0.0, rounds: int = 10, seed: int = 0) -> Evidence:
+def evidence(
+    slowdown: float, *, noise: float = 0.004, drift: float = 0.0, rounds: int = 10, seed: int = 0
+) -> GateEvidence:
     """A made-up gate of three launches."""
     rng = np.random.default_rng(seed)
     launches, taken = [], 0
@@ -42,11 +44,17 @@ def evidence(slowdown: float, *, noise: float = 0.004, drift: float = 0.0, round
             for place, name in enumerate(order):
                 slow = (1 / (1 - slowdown) if name == HEAD else 1.0) * (1 + drift * taken)
                 segments.append(
-                    segment(name, round_, [float(0.1 * slow * np.exp(rng.normal(0, noise)))] * 4, place, process=process)
+                    segment(
+                        name,
+                        round_,
+                        [float(0.1 * slow * np.exp(rng.normal(0, noise)))] * 4,
+                        place,
+                        process=process,
+                    )
                 )
                 taken += 1
         launches.append(Launch(segments=segments))
-    return Evidence(launches=launches, cycle=4)
+    return GateEvidence(launches=launches, cycle=4)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,11 @@ def trial(percent: float, subject: str = "spin", **changes: Any) -> Trial:
 
 
 def test_a_row_counts_verdicts_and_what_others_would_have_said() -> None:
-    row, *others = (Row("spin", GATE_MINUTES, 2.0), Row("trainer", GATE_MINUTES, 2.0), Row("spin", 6.0, 2.0))
+    row, *others = (
+        RateRow("spin", GATE_MINUTES, 2.0),
+        RateRow("trainer", GATE_MINUTES, 2.0),
+        RateRow("spin", 6.0, 2.0),
+    )
     report = Report([row, *others])
     for seed in range(3):
         add(report, trial(2.0, seed=seed))
@@ -100,14 +112,21 @@ def test_without_real_slowdowns_all_gates_go_to_identical_code() -> None:
 
 
 def test_a_list_with_a_0_in_it_is_the_order_itself() -> None:
-    assert list(islice(turns(["spin"], [0.0, 2.0, 2.0]), 6)) == [("spin", percent) for percent in (0.0, 2.0, 2.0)] * 2
-    assert list(islice(turns(["spin"], [2.0, 1.0]), 5)) == [("spin", percent) for percent in (0.0, 2.0, 0.0, 1.0, 0.0)]
+    assert (
+        list(islice(turns(["spin"], [0.0, 2.0, 2.0]), 6))
+        == [("spin", percent) for percent in (0.0, 2.0, 2.0)] * 2
+    )
+    assert list(islice(turns(["spin"], [2.0, 1.0]), 5)) == [
+        ("spin", percent) for percent in (0.0, 2.0, 0.0, 1.0, 0.0)
+    ]
     rows = make_rows(["spin"], GATE_MINUTES, [0.0, 2.0, 2.0])
     assert [row.inject_percent for row in rows if not row.scaled] == [0.0, 2.0]
 
 
 @pytest.mark.slow
-def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stored_gates_are_judged_again_and_added_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for number, file in enumerate(files):
         stored_gates.append(file, trial(0.0, seed=number))
@@ -126,7 +145,8 @@ def test_stored_gates_are_judged_again_and_added_up(tmp_path: Path, capsys: pyte
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
-    ("text", "said"), [("{}\n", "gates.jsonl:1: missing key 'subject'"), ("", "no gate in it"), (None, "No such file")]
+    ("text", "said"),
+    [("{}\n", "gates.jsonl:1: missing key 'subject'"), ("", "no gate in it"), (None, "No such file")],
 )
 def test_a_file_that_holds_no_gates_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
     file = tmp_path / "gates.jsonl"
@@ -158,16 +178,41 @@ def test_the_base_first_order_takes_each_side_from_its_half() -> None:
 @pytest.mark.parametrize(
     ("report", "code"),
     [
-        (Report([Row("spin", GATE_MINUTES, 0.0)], untried=["no gate of spin was measured and judged"]), ExitCode.INCOMPLETE),
-        (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})]), ExitCode.WITHIN),
-        (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})], untried=["interrupted"]), ExitCode.INCOMPLETE),
-        (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 1, "over": 1})]), ExitCode.OVER),
-        (Report([Row("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"over": 1})], untried=["interrupted"]), ExitCode.OVER),
-        (Report([Row("spin", GATE_MINUTES, 2.0, runs=2, verdicts={"within": 1, "over": 1})]), ExitCode.OVER),
-        (Report([Row("spin", GATE_MINUTES, 1.0, runs=2, verdicts={"within": 1, "slower": 1})]), ExitCode.WITHIN),
-        (Report([Row("spin", GATE_MINUTES, 5.0, runs=1, verdicts={"slower": 1})]), ExitCode.WITHIN),
+        (
+            Report([RateRow("spin", GATE_MINUTES, 0.0)], untried=["no gate of spin was measured and judged"]),
+            ExitCode.INCOMPLETE,
+        ),
+        (Report([RateRow("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})]), ExitCode.WITHIN),
+        (
+            Report(
+                [RateRow("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})], untried=["interrupted"]
+            ),
+            ExitCode.INCOMPLETE,
+        ),
+        (
+            Report([RateRow("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 1, "over": 1})]),
+            ExitCode.OVER,
+        ),
+        (
+            Report(
+                [RateRow("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"over": 1})], untried=["interrupted"]
+            ),
+            ExitCode.OVER,
+        ),
+        (
+            Report([RateRow("spin", GATE_MINUTES, 2.0, runs=2, verdicts={"within": 1, "over": 1})]),
+            ExitCode.OVER,
+        ),
+        (
+            Report([RateRow("spin", GATE_MINUTES, 1.0, runs=2, verdicts={"within": 1, "slower": 1})]),
+            ExitCode.WITHIN,
+        ),
+        (Report([RateRow("spin", GATE_MINUTES, 5.0, runs=1, verdicts={"slower": 1})]), ExitCode.WITHIN),
         (Report([], [PlantFound("item", True, "+4 syncs")]), ExitCode.WITHIN),
-        (Report([], [PlantFound("item", True, "+4 syncs"), PlantFound("busy_loop", None, "no time")]), ExitCode.INCOMPLETE),
+        (
+            Report([], [PlantFound("item", True, "+4 syncs"), PlantFound("busy_loop", None, "no time")]),
+            ExitCode.INCOMPLETE,
+        ),
         (Report([], [PlantFound("item", False, "nothing changed")]), ExitCode.OVER),
     ],
 )
@@ -176,7 +221,9 @@ def test_a_harness_that_was_wrong_or_tried_nothing_is_red(report: Report, code: 
 
 
 def test_the_tables_name_subject_question_answer_and_bounds() -> None:
-    report = Report(make_rows(["spin"], GATE_MINUTES, COSTS), [PlantFound("item", True, "+4 syncs")], seconds=600.0)
+    report = Report(
+        make_rows(["spin"], GATE_MINUTES, COSTS), [PlantFound("item", True, "+4 syncs")], seconds=600.0
+    )
     add(report, replace(trial(0.0), commit="abc"))
     text = to_text(report)
     lines = text.splitlines()
@@ -197,7 +244,11 @@ def test_the_tables_name_subject_question_answer_and_bounds() -> None:
 def test_gates_of_unlike_lengths_are_not_added_up() -> None:
     stored = [trial(0.0), replace(trial(0.0, seed=1), minutes=6.0), replace(trial(2.0, seed=2), minutes=6.0)]
     rows = rows_of(stored)
-    assert [(row.minutes, row.inject_percent) for row in rows if not row.scaled] == [(0.5, 0.0), (6.0, 0.0), (6.0, 2.0)]
+    assert [(row.minutes, row.inject_percent) for row in rows if not row.scaled] == [
+        (0.5, 0.0),
+        (6.0, 0.0),
+        (6.0, 2.0),
+    ]
     report = Report(rows)
     for one in stored:
         add(report, one)
@@ -207,9 +258,11 @@ def test_gates_of_unlike_lengths_are_not_added_up() -> None:
 
 
 @pytest.mark.parametrize(("launch_percent", "low", "high"), [(0.0, 0.6, 1.6), (2.0, 4.0, 16.0)])
-def test_the_noise_of_launches_is_told_from_that_of_rounds(launch_percent: float, low: float, high: float) -> None:
+def test_the_noise_of_launches_is_told_from_that_of_rounds(
+    launch_percent: float, low: float, high: float
+) -> None:
     """1 where launches add none; 1 + (2%)^2 / (4%^2 / 30 rounds) = 8.5 where each is off by 2%."""
-    rng, noise = np.random.default_rng(3), Noise("spin", 1.0)
+    rng, noise = np.random.default_rng(3), LaunchNoise("spin", 1.0)
     for _ in range(20):
         process = np.repeat(np.arange(5), 30)
         plain = 0.3 + rng.normal(0, 0.01 * launch_percent, 5)[process] + rng.normal(0, 0.04, len(process))
@@ -221,7 +274,7 @@ def test_the_noise_of_launches_is_told_from_that_of_rounds(launch_percent: float
 
 
 def test_one_launch_of_one_round_says_nothing_of_the_noise() -> None:
-    noise = Noise("spin", 1.0)
+    noise = LaunchNoise("spin", 1.0)
     noise.add(Rounds(np.zeros(1, np.int64), np.zeros(1), np.empty(0), np.empty(0)))
     assert (noise.launches, noise.round_percent, noise.launch_ratio) == (0, None, None)
 
@@ -255,7 +308,9 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     monkeypatch.setattr(selfcheck.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(selfcheck, "check_plants", lambda *arguments: [PlantFound("item", True, "+4 syncs")])
 
-    def run(code: ExitCode = ExitCode.WITHIN, broken: str = "", interrupted_at: int = -1, **changes: Any) -> list[float]:
+    def run(
+        code: ExitCode = ExitCode.WITHIN, broken: str = "", interrupted_at: int = -1, **changes: Any
+    ) -> list[float]:
         asked: list[float] = []
 
         def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
@@ -266,9 +321,17 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
             return replace(made, incomplete=("head died",)) if subject == broken else made
 
         monkeypatch.setattr(selfcheck, "try_gate", try_gate)
-        settings: dict[str, Any] = {"minutes": 8, "subjects": ("spin",), "gate_minutes": GATE_MINUTES, "seed": 0} | changes
+        settings: dict[str, Any] = {
+            "minutes": 8,
+            "subjects": ("spin",),
+            "gate_minutes": GATE_MINUTES,
+            "seed": 0,
+        } | changes
         out = str(tmp_path / "out")
-        assert run_selfcheck(Config(), config_path="x.toml", out=out, reporter=Reporter(quiet=True), **settings) == code
+        assert (
+            run_selfcheck(Config(), config_path="x.toml", out=out, reporter=Reporter(quiet=True), **settings)
+            == code
+        )
         return asked
 
     return run
@@ -276,7 +339,10 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
 @pytest.mark.slow
 def test_time_goes_to_each_kind_of_gate_in_turn(
-    check: Callable[..., list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    check: Callable[..., list[float]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     asked = check()
@@ -295,18 +361,24 @@ def test_what_was_found_wrong_is_in_the_job_summary_too(
     check: Callable[..., list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A red step runs nothing after its command."""
-    monkeypatch.setattr(selfcheck, "check_plants", lambda *arguments: [PlantFound("item", False, "nothing changed")])
+    monkeypatch.setattr(
+        selfcheck, "check_plants", lambda *arguments: [PlantFound("item", False, "nothing changed")]
+    )
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     check(ExitCode.OVER)
     assert re.search(r"\| item +\| NO ", (tmp_path / "summary.md").read_text())
 
 
 @pytest.mark.slow
-def test_a_second_check_into_the_same_folder_goes_on_from_there(check: Callable[..., list[float]], tmp_path: Path) -> None:
+def test_a_second_check_into_the_same_folder_goes_on_from_there(
+    check: Callable[..., list[float]], tmp_path: Path
+) -> None:
     first, second = check(plants=False), check(injected=[0.0], gate_minutes=1.0, plants=False)
     stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
     assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(first) + len(second)
-    assert [kept.inject_percent for kept in stored_gates.read(tmp_path / "out" / "gates.jsonl")] == first + second
+    assert [
+        kept.inject_percent for kept in stored_gates.read(tmp_path / "out" / "gates.jsonl")
+    ] == first + second
     assert stored["seconds"] > 60 * GATE_MINUTES * len(first)
 
 
@@ -331,7 +403,9 @@ def test_one_subject_whose_gates_all_fail_is_not_hidden_by_another(
 
 @pytest.mark.slow
 @pytest.mark.fault
-def test_an_interrupted_check_is_not_green(check: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_check_is_not_green(
+    check: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert len(check(ExitCode.INCOMPLETE, interrupted_at=3)) == 3
     shown = capsys.readouterr().out
     assert "INCOMPLETE: interrupted" in shown
@@ -343,7 +417,9 @@ def test_planted_faults_for_which_no_time_is_left_are_said(monkeypatch: pytest.M
     from bench.selfcheck import plant_check
     from bench.syncs.faults.planted import COUNTED, PLANTED
 
-    monkeypatch.setattr(plant_check, "count_plants", lambda config, names: [PlantFound(name, True, "+1") for name in names])
+    monkeypatch.setattr(
+        plant_check, "count_plants", lambda config, names: [PlantFound(name, True, "+1") for name in names]
+    )
     monkeypatch.setattr(plant_check, "time_plant", lambda *arguments: pytest.fail("there was no time"))
     found = plant_check.check_plants(Config(), "x.toml", [], -1.0, Reporter(quiet=True))
     assert {plant.name for plant in found if plant.found is None} == set(PLANTED) - set(COUNTED)

@@ -33,7 +33,8 @@ def judge(rounds: Rounds) -> str:
 
 
 def heavy(rng: np.random.Generator, n: int, scale: float = 0.03) -> np.ndarray:
-    """Rounds of a shared machine: most quiet, one in eight with others on the core. Excess kurtosis about 5."""
+    """Rounds of a shared machine: most quiet, one in eight with others on the core. Excess kurtosis about
+    5."""
     return rng.normal(0, scale, n) * np.where(rng.random(n) < 0.125, 3.0, 1.0)
 
 
@@ -47,7 +48,9 @@ def test_a_cost_on_few_steps_makes_whole_segments_judge() -> None:
     assert found is not None
     low = stats.ttest_1samp(sparse.plain, 0).confidence_interval(1 - 2 * SWITCHED).low
     assert found.low == pytest.approx(slowdown_percent(low)), "it was chosen for being high"
-    noisy = made(step + rng.normal(0, 0.02, 30), step, (rng.binomial(16, 0.06, 30) - rng.binomial(16, 0.06, 30)) / 16)
+    noisy = made(
+        step + rng.normal(0, 0.02, 30), step, (rng.binomial(16, 0.06, 30) - rng.binomial(16, 0.06, 30)) / 16
+    )
     assert judge(noisy) == "step"
 
 
@@ -64,10 +67,13 @@ def test_whole_segments_judge_where_steps_are_hardly_sharper() -> None:
     assert judge(made(plain, 0.7 * (plain - plain.mean()) + 0.004, np.zeros(40))) == "step"
     # Launches that differ do not hide which of the two is sharper within them.
     apart = np.repeat([0.0, 0.3, -0.3, 0.1], 10)
-    assert judge(made(plain + apart, 0.7 * (plain - plain.mean()) + 0.004 + apart, np.zeros(40), processes=4)) == "step"
+    assert (
+        judge(made(plain + apart, 0.7 * (plain - plain.mean()) + 0.004 + apart, np.zeros(40), processes=4))
+        == "step"
+    )
 
 
-# -- the middle half of the rounds ----------------------------------------------------------------------------------------------
+# -- the middle half of the rounds ---------------------------------------------------------------------------
 
 
 @given(st.lists(st.floats(-1, 1), min_size=8, max_size=60))

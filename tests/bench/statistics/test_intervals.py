@@ -11,7 +11,16 @@ from scipy import stats
 from bench.records.types import log_ratio, slowdown_percent
 from bench.statistics.contrasts import contrasts, midmean, tail_excess
 from bench.statistics.estimates import Estimate, estimate
-from bench.statistics.intervals import NOMINAL, equivalence_p, holm, interval, minimum_detectable, p_over, sign_flip, throughput
+from bench.statistics.intervals import (
+    NOMINAL,
+    equivalence_p,
+    holm,
+    interval,
+    minimum_detectable,
+    p_over,
+    sign_flip,
+    throughput,
+)
 from tests.bench.make import made_rounds as made
 from tests.bench.make import segment
 
@@ -23,7 +32,9 @@ def test_percent_and_log_ratio_are_inverse(percent: float) -> None:
     assert slowdown_percent(log_ratio(percent)) == pytest.approx(percent, abs=1e-9)
 
 
-@pytest.mark.parametrize(("percent", "theta"), [(1.0, 0.01005034), (2.0, 0.02020271), (5.0, 0.05129329), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("percent", "theta"), [(1.0, 0.01005034), (2.0, 0.02020271), (5.0, 0.05129329), (0.0, 0.0)]
+)
 def test_percent_is_lost_throughput(percent: float, theta: float) -> None:
     assert log_ratio(percent) == pytest.approx(theta, abs=1e-8)
     assert np.exp(-log_ratio(percent)) == pytest.approx(1 - percent / 100)
@@ -106,21 +117,27 @@ def test_bounds_are_those_of_the_t_distribution() -> None:
     low, high = stats.ttest_1samp(values, 0).confidence_interval(1 - 2 * NOMINAL)
     assert (found.low, found.high) == pytest.approx((slowdown_percent(low), slowdown_percent(high)))
     assert found.p_two_sided == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
-    assert p_over(found, 0.5) == pytest.approx(stats.ttest_1samp(values, log_ratio(0.5), alternative="greater").pvalue)
+    assert p_over(found, 0.5) == pytest.approx(
+        stats.ttest_1samp(values, log_ratio(0.5), alternative="greater").pvalue
+    )
     assert (found.n, found.estimator) == (11, "plain")
 
 
 @pytest.mark.parametrize("n", [2, 5, 8, 12])
 def test_sign_flip_is_exact_for_few_units(n: int) -> None:
     values = np.random.default_rng(n).normal(0.3, 1.0, n)
-    reference = stats.permutation_test((values,), np.mean, permutation_type="samples", alternative="greater", n_resamples=np.inf)
+    reference = stats.permutation_test(
+        (values,), np.mean, permutation_type="samples", alternative="greater", n_resamples=np.inf
+    )
     assert sign_flip(values) == pytest.approx(reference.pvalue)
     assert sign_flip(np.abs(values) + 1) == pytest.approx(2.0**-n)
 
 
 def test_sign_flip_of_many_units_is_near_the_t_test() -> None:
     values = np.random.default_rng(3).normal(0.2, 1.0, 60)
-    assert sign_flip(values) == pytest.approx(stats.ttest_1samp(values, 0, alternative="greater").pvalue, abs=0.02)
+    assert sign_flip(values) == pytest.approx(
+        stats.ttest_1samp(values, 0, alternative="greater").pvalue, abs=0.02
+    )
     assert sign_flip(values) == sign_flip(values)
 
 
@@ -135,7 +152,9 @@ def test_equivalence_is_the_worse_of_two_one_sided_tests() -> None:
 
 
 def test_holm_by_hand() -> None:
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
+        {"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06}
+    )
     assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
     assert holm({}) == {}
 

@@ -8,24 +8,38 @@ import numpy as np
 import pytest
 
 from bench.records.types import Verdict, log_ratio
-from bench.selfcheck.simulate import CAP, NOISES, SHARED, Cost, Rates, rates, report, run_rule, share, simulate, stopping_error
+from bench.selfcheck.simulate import (
+    CAP,
+    NOISES,
+    SHARED,
+    Cost,
+    Rates,
+    rates,
+    report,
+    run_rule,
+    share,
+    simulate,
+    stopping_error,
+)
 from bench.statistics.contrasts import Rounds
 from bench.statistics.estimates import estimate, estimate_units
 from bench.statistics.intervals import NOMINAL
-from bench.statistics.stopping import MIN_ROUNDS, Watch, half_width, judged, looks
+from bench.statistics.stopping import MIN_ROUNDS, StoppingRule, half_width, judged, looks
 from tests.bench.make import measurement, segment
 
 RUNS = 800
 
 
-def watch(budget: float = 1.0) -> Watch:
-    return Watch({"all": (("all",), ("off",))}, {"all": budget}, 8)
+def watch(budget: float = 1.0) -> StoppingRule:
+    return StoppingRule({"all": (("all",), ("off",))}, {"all": budget}, 8)
 
 
-def feed(watched: Watch, rounds: int, spread: float = 0.0, seed: int = 0) -> None:
+def feed(watched: StoppingRule, rounds: int, spread: float = 0.0, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     for number in range(rounds):
-        watched.add([segment("off", number, 1.0), segment("all", number, float(np.exp(rng.normal(0, spread))))])
+        watched.add(
+            [segment("off", number, 1.0), segment("all", number, float(np.exp(rng.normal(0, spread))))]
+        )
 
 
 def test_looks_are_few_and_end_at_the_last() -> None:
@@ -62,7 +76,9 @@ def test_noise_goes_on_until_the_time_is_up_and_says_what_it_waits_for() -> None
 
 
 def test_a_contrast_that_never_came_is_waited_for() -> None:
-    watched = Watch({"all": (("all",), ("off",)), "only:x": (("only:x",), ("off",))}, {"all": 1.0, "only:x": 0.5}, 8)
+    watched = StoppingRule(
+        {"all": (("all",), ("off",)), "only:x": (("only:x",), ("off",))}, {"all": 1.0, "only:x": 0.5}, 8
+    )
     feed(watched, MIN_ROUNDS)
     assert watched.decide(out_of_time=False).waiting == (("only:x", float("inf")),)
 
@@ -172,7 +188,8 @@ def test_rates_are_repeatable_and_told_with_their_error() -> None:
 @pytest.mark.parametrize("between", [0.0, 0.001, 0.002, 0.004])
 @pytest.mark.parametrize("launches", [3, 5])
 def test_error_over_launches_whatever_their_spread(launches: int, between: float) -> None:
-    """Ten rounds of 0.5% in each launch; the mean of a launch spreads by 0.16% of its own, and by `between` beside it."""
+    """Ten rounds of 0.5% in each launch; the mean of a launch spreads by 0.16% of its own, and by `between`
+    beside it."""
     rng = np.random.default_rng([launches, int(1e4 * between)])
     process = np.arange(10 * launches) // 10
     none = np.empty(0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.records.types import ALL, OFF_AGAIN, Arm, ExitCode, Interval, Measurement, Throughput, Verdict
-from bench.statistics.analysis import Analysis, Evidence, analyse
+from bench.statistics.analysis import Analysis, CollectorEvidence, analyse
 from bench.statistics.contrasts import collect
 from bench.statistics.intervals import interval as interval_of
 from bench.statistics.verdict import Budgets, classify, judge, judge_pair, worst
@@ -32,7 +32,9 @@ CLEAN = {"syncs": 0, "operations": 0, "copies": 0, "allocations": None}
         (-3.0, -3.5, -2.5, Verdict.WITHIN),
     ],
 )
-def test_one_interval_against_a_budget_of_one_percent(percent: float, low: float, high: float, verdict: Verdict) -> None:
+def test_one_interval_against_a_budget_of_one_percent(
+    percent: float, low: float, high: float, verdict: Verdict
+) -> None:
     assert classify(interval(percent, low, high), 1.0) is verdict
 
 
@@ -61,10 +63,10 @@ def test_within_needs_whole_segments_to_agree() -> None:
 def analysis(**changes: object) -> Analysis:
     """A clean analysis of two collectors."""
     small = interval(0.02, -0.1, 0.15)
-    evidence = tuple(Evidence(name, small, small, 0.01, dict(CLEAN)) for name in COLLECTORS)
+    evidence = tuple(CollectorEvidence(name, small, small, 0.01, dict(CLEAN)) for name in COLLECTORS)
     clean = Analysis(
         collectors=evidence,
-        all=Evidence(ALL, small, small, 0.02, dict(CLEAN)),
+        all=CollectorEvidence(ALL, small, small, 0.02, dict(CLEAN)),
         aa=replace(interval(0.0, -0.1, 0.1), p_two_sided=0.9),
         throughput=Throughput(1000.0, 990.0, 1010.0),
         rounds=12,
@@ -77,7 +79,7 @@ def analysis(**changes: object) -> Analysis:
     return replace(clean, **changes)  # type: ignore[arg-type]
 
 
-def first(**changes: object) -> tuple[Evidence, ...]:
+def first(**changes: object) -> tuple[CollectorEvidence, ...]:
     """The collectors, the first of them changed."""
     one, *rest = analysis().collectors
     return (replace(one, **changes), *rest)  # type: ignore[arg-type]
@@ -86,23 +88,79 @@ def first(**changes: object) -> tuple[Evidence, ...]:
 W, O, S, U, I = Verdict.WITHIN, Verdict.OVER, Verdict.SLOWER, Verdict.UNRESOLVED, Verdict.INVALID  # noqa: E741
 RUNS: list[tuple[str, dict[str, object], list[str], Verdict, int, str]] = [
     ("clean", {}, [], W, 0, "all together cost less than 1%"),
-    ("a collector over", {"collectors": first(isolated=interval(0.8, 0.6, 1.0))}, [], O, 1, "profile: alone it costs 0.80%"),
-    ("all over", {"all": Evidence(ALL, interval(1.5, 1.2, 1.8), None, 0.0, CLEAN)}, [], O, 1, "all: alone it costs"),
-    ("over only beside the others", {"collectors": first(marginal=interval(0.8, 0.6, 1.0))}, [], O, 1, "on top of the others"),
+    (
+        "a collector over",
+        {"collectors": first(isolated=interval(0.8, 0.6, 1.0))},
+        [],
+        O,
+        1,
+        "profile: alone it costs 0.80%",
+    ),
+    (
+        "all over",
+        {"all": CollectorEvidence(ALL, interval(1.5, 1.2, 1.8), None, 0.0, CLEAN)},
+        [],
+        O,
+        1,
+        "all: alone it costs",
+    ),
+    (
+        "over only beside the others",
+        {"collectors": first(marginal=interval(0.8, 0.6, 1.0))},
+        [],
+        O,
+        1,
+        "on top of the others",
+    ),
     ("slower", {"collectors": first(isolated=interval(0.5, 0.3, 0.7))}, [], S, 3, "profile: slower by 0.50%"),
-    ("slower by a hair", {"collectors": first(isolated=interval(0.4, 0.1, 0.7))}, [], U, 3, "not proven once corrected"),
+    (
+        "slower by a hair",
+        {"collectors": first(isolated=interval(0.4, 0.1, 0.7))},
+        [],
+        U,
+        3,
+        "not proven once corrected",
+    ),
     ("unresolved", {"collectors": first(isolated=interval(0.1, -0.5, 0.7))}, [], U, 3, "smallest cost found"),
-    ("its own code over budget", {"collectors": first(accounted_percent=0.7)}, [], S, 3, "its own code takes 0.70%"),
+    (
+        "its own code over budget",
+        {"collectors": first(accounted_percent=0.7)},
+        [],
+        S,
+        3,
+        "its own code takes 0.70%",
+    ),
     ("one sync", {"collectors": first(added=CLEAN | {"syncs": 1})}, [], O, 1, "profile: syncs rose by 1"),
-    ("one operation", {"collectors": first(added=CLEAN | {"operations": 1})}, [], O, 1, "operations rose by 1"),
+    (
+        "one operation",
+        {"collectors": first(added=CLEAN | {"operations": 1})},
+        [],
+        O,
+        1,
+        "operations rose by 1",
+    ),
     ("one copy", {"collectors": first(added=CLEAN | {"copies": 3})}, [], O, 1, "copies rose by 3"),
-    ("one allocation", {"collectors": first(added=CLEAN | {"allocations": 1})}, [], O, 1, "allocations rose by 1"),
+    (
+        "one allocation",
+        {"collectors": first(added=CLEAN | {"allocations": 1})},
+        [],
+        O,
+        1,
+        "allocations rose by 1",
+    ),
     ("fewer syncs", {"collectors": first(added=CLEAN | {"syncs": -2})}, [], W, 0, "all together"),
     ("losses differ", {"losses_equal": False, "loss_notes": ("arm x differs",)}, [], I, 4, "arm x differs"),
     ("no losses", {"losses_equal": None}, [], I, 4, "no losses were recorded"),
     ("counter not armed", {"collectors": first(added=None, count_fault="not armed")}, [], I, 4, "not armed"),
     ("unfit", {}, ["GPU 0 was throttled"], I, 4, "GPU 0 was throttled"),
-    ("faster by magic", {"collectors": first(isolated=interval(-2.0, -2.5, -1.5))}, [], I, 4, "cannot be doing the same work"),
+    (
+        "faster by magic",
+        {"collectors": first(isolated=interval(-2.0, -2.5, -1.5))},
+        [],
+        I,
+        4,
+        "cannot be doing the same work",
+    ),
     ("faster by chance", {"collectors": first(isolated=interval(-11.8, -20.3, -2.4))}, [], U, 3, "by luck"),
     ("missing arm", {"missing": ("only:profile",)}, [], I, 5, "arm 'only:profile' was not measured"),
     ("crash", {"faults": ("trainer crashed",)}, [], I, 5, "trainer crashed"),
@@ -113,7 +171,14 @@ RUNS: list[tuple[str, dict[str, object], list[str], Verdict, int, str]] = [
     ("no counts", {"counted": False}, [], I, 5, "exact counts were not taken"),
     ("no interval", {"collectors": first(isolated=None)}, [], I, 5, "profile has no interval"),
     ("A/A failed", {"aa": replace(interval(0.4, 0.3, 0.5), p_two_sided=0.001)}, [], I, 4, "A/A failed"),
-    ("A/A differs by nothing that matters", {"aa": replace(interval(0.1, 0.08, 0.12), p_two_sided=1e-6)}, [], W, 0, ""),
+    (
+        "A/A differs by nothing that matters",
+        {"aa": replace(interval(0.1, 0.08, 0.12), p_two_sided=1e-6)},
+        [],
+        W,
+        0,
+        "",
+    ),
     ("A/A differs by chance", {"aa": replace(interval(0.4, 0.1, 0.7), p_two_sided=0.02)}, [], W, 0, ""),
 ]
 
@@ -138,9 +203,11 @@ def test_order_of_the_faults() -> None:
 def test_blame_is_corrected_for_the_number_of_contrasts() -> None:
     """L > budget by a hair in one of many: red all the same, but nobody is called guilty."""
     edge = interval(0.8, 0.51, 1.09)
-    alone = judge(analysis(collectors=(Evidence("a", edge, None, 0.0, CLEAN),)))
+    alone = judge(analysis(collectors=(CollectorEvidence("a", edge, None, 0.0, CLEAN),)))
     fine = interval(0.02, -0.1, 0.15)
-    many = tuple(Evidence(name, edge if name == "a" else fine, fine, 0.0, CLEAN) for name in "abcdefgh")
+    many = tuple(
+        CollectorEvidence(name, edge if name == "a" else fine, fine, 0.0, CLEAN) for name in "abcdefgh"
+    )
     crowd = judge(analysis(collectors=many))
     assert (alone.collectors[0].verdict, alone.exit_code) == (Verdict.OVER, ExitCode.OVER)
     assert (crowd.collectors[0].verdict, crowd.exit_code) == (Verdict.SLOWER, ExitCode.UNRESOLVED)
@@ -149,14 +216,18 @@ def test_blame_is_corrected_for_the_number_of_contrasts() -> None:
 
 @pytest.mark.slow
 def test_nobody_is_called_slower_by_chance_in_more_runs_than_promised() -> None:
-    """Six collectors that cost nothing, twelve contrasts: uncorrected, four runs of ten would call one of them slower."""
+    """Six collectors that cost nothing, twelve contrasts: uncorrected, four runs of ten would call one of
+    them slower."""
     generator = np.random.default_rng(3)
     runs, alarms, uncorrected = 200, 0, 0
     for _ in range(runs):
         noise = [
-            interval_of(collect((0, (value, np.nan, np.nan)) for value in row)) for row in generator.normal(0, 0.01, (12, 14))
+            interval_of(collect((0, (value, np.nan, np.nan)) for value in row))
+            for row in generator.normal(0, 0.01, (12, 14))
         ]
-        crowd = tuple(Evidence(f"c{i}", noise[2 * i], noise[2 * i + 1], 0.0, CLEAN) for i in range(6))
+        crowd = tuple(
+            CollectorEvidence(f"c{i}", noise[2 * i], noise[2 * i + 1], 0.0, CLEAN) for i in range(6)
+        )
         alarms += judge(analysis(collectors=crowd)).verdict in (S, O)
         uncorrected += any(found is not None and found.low > 0 for found in noise)
     assert alarms <= 0.05 * runs + 2 * (0.05 * 0.95 * runs) ** 0.5
@@ -187,8 +258,12 @@ PAIRS: list[tuple[str, Interval | None, dict[str, object], Verdict, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("found", "more", "verdict", "code"), [row[1:] for row in PAIRS], ids=[row[0] for row in PAIRS])
-def test_pair_of_commits(found: Interval | None, more: dict[str, object], verdict: Verdict, code: int) -> None:
+@pytest.mark.parametrize(
+    ("found", "more", "verdict", "code"), [row[1:] for row in PAIRS], ids=[row[0] for row in PAIRS]
+)
+def test_pair_of_commits(
+    found: Interval | None, more: dict[str, object], verdict: Verdict, code: int
+) -> None:
     judged = judge_pair(found, 1.0, **more)  # type: ignore[arg-type]
     assert (judged.verdict, int(judged.exit_code)) == (verdict, code)
     assert judged.reasons
@@ -220,7 +295,9 @@ def lost_losses(m: Measurement) -> Measurement:
 
 def unarmed(m: Measurement) -> Measurement:
     broken = dict(m.counts)
-    broken["only:pipeline"] = replace(broken["only:pipeline"], armed=False, unavailable=("dispatch: not installed",))
+    broken["only:pipeline"] = replace(
+        broken["only:pipeline"], armed=False, unavailable=("dispatch: not installed",)
+    )
     return replace(m, counts=broken)
 
 
@@ -241,8 +318,13 @@ def added_sync(m: Measurement) -> Measurement:
 
 
 def slow_aa(m: Measurement) -> Measurement:
-    slow = [replace(s, step_seconds=tuple(1.01 * t for t in s.step_seconds), seconds=1.01 * s.seconds) for s in m.segments]
-    return replace(m, segments=tuple(b if a.arm == OFF_AGAIN else a for a, b in zip(m.segments, slow, strict=True)))
+    slow = [
+        replace(s, step_seconds=tuple(1.01 * t for t in s.step_seconds), seconds=1.01 * s.seconds)
+        for s in m.segments
+    ]
+    return replace(
+        m, segments=tuple(b if a.arm == OFF_AGAIN else a for a, b in zip(m.segments, slow, strict=True))
+    )
 
 
 def empty_plan(m: Measurement) -> Measurement:

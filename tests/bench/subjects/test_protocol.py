@@ -1,4 +1,5 @@
-"""The step clock: which steps are dropped, which are timed, and that a known slowdown is as large as was asked."""
+"""The step clock: which steps are dropped, which are timed, and that a known slowdown is as large as was
+asked."""
 
 from __future__ import annotations
 
@@ -139,12 +140,15 @@ def test_what_is_left_to_others_at_the_end_belongs_to_the_segment() -> None:
     off, on = (taken.segment for taken in rig.taken)
     assert off.seconds == pytest.approx(0.016)
     assert off.step_seconds == pytest.approx([0.002, 0.003, 0.004, 0.001 + 0.006])
-    assert 1 - off.seconds / on.seconds == pytest.approx(0.2, abs=1e-6), "the share is of the whole segment, its end included"
+    assert 1 - off.seconds / on.seconds == pytest.approx(0.2, abs=1e-6), (
+        "the share is of the whole segment, its end included"
+    )
 
 
 @pytest.mark.parametrize(("washout", "pauses"), [(0, [0, 4, 8]), (2, [0, 2, 6, 8, 12])])
 def test_where_the_fence_waits_next_is_known_before(washout: int, pauses: list[int]) -> None:
-    """Other drafters must stand at the same boundary, so they have to know it while they work on the step before."""
+    """Other drafters must stand at the same boundary, so they have to know it while they work on the step
+    before."""
     rig = Rig([SegmentRequest(OFF, 0, place, 4, washout) for place in range(2)])
     known = [0]
     fenced: list[int] = []
@@ -180,7 +184,8 @@ def test_the_spin_subject_works_for_real(clock: Clock) -> None:
 
 
 def test_two_spin_subjects_do_the_same_work_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides of a gate are one such process; work fitted to the core's speed would differ by what the fit erred."""
+    """Both sides of a gate are one such process; work fitted to the core's speed would differ by what the fit
+    erred."""
     hashed: list[int] = []
     monkeypatch.setattr(spin.hashlib, "sha256", lambda data: hashed.append(len(data)))
     for _ in range(2):

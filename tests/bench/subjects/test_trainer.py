@@ -15,7 +15,7 @@ from bench.subjects.losses import check_losses
 from bench.subjects.protocol import SegmentRequest, SubjectResult, Taken
 from bench.subjects.trainer import stage_speed
 from bench.subjects.trainer.kind import TrainerKind
-from bench.subjects.trainer.subject import Standstill, TrainerSubject, harness_config, typical_window
+from bench.subjects.trainer.subject import DrainedBarrier, TrainerSubject, harness_config, typical_window
 from dflash.config import Config
 from dflash.data.batch import Batch
 from dflash.data.plan import EpochPlan
@@ -56,7 +56,9 @@ def test_the_harness_changes_only_what_replaying_needs(tmp_path: Path) -> None:
 
 
 def test_several_workers_get_a_slot_each(tmp_path: Path) -> None:
-    config = small_config(tmp_path, 'target.devices=["cpu:0", "cpu:1", "cpu:2"]', 'drafter.devices=["cpu:0", "cpu:1"]')
+    config = small_config(
+        tmp_path, 'target.devices=["cpu:0", "cpu:1", "cpu:2"]', 'drafter.devices=["cpu:0", "cpu:1"]'
+    )
     assert harness_config(config).queue.capacity == 3
     config = small_config(tmp_path, 'target.devices=["cuda:0", "cuda:1"]', 'drafter.devices=["cuda:2"]')
     assert harness_config(config).queue.capacity == 4
@@ -91,7 +93,9 @@ def test_switches_are_thrown_at_the_segment_and_not_before(tmp_path: Path) -> No
 
     try:
         subject.open()
-        subject.run(iter(requests(Arm("off"), Arm("only:batch", frozenset({"batch"})), Arm("all", ON))), on_segment)
+        subject.run(
+            iter(requests(Arm("off"), Arm("only:batch", frozenset({"batch"})), Arm("all", ON))), on_segment
+        )
     finally:
         subject.close()
     assert seen == [set(), {"batch"}, set(ON)]
@@ -100,7 +104,11 @@ def test_switches_are_thrown_at_the_segment_and_not_before(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "devices",
-    [(), ('target.devices=["cpu:0", "cpu:1"]', 'drafter.devices=["cpu:0", "cpu:1"]'), ('target.devices=["cpu:0", "cpu:1"]',)],
+    [
+        (),
+        ('target.devices=["cpu:0", "cpu:1"]', 'drafter.devices=["cpu:0", "cpu:1"]'),
+        ('target.devices=["cpu:0", "cpu:1"]',),
+    ],
 )
 def test_every_segment_holds_as_many_batches_of_every_stage(tmp_path: Path, devices: tuple[str, ...]) -> None:
     subject = TrainerSubject(small_config(tmp_path, *devices))
@@ -115,14 +123,22 @@ def test_every_segment_holds_as_many_batches_of_every_stage(tmp_path: Path, devi
             if done:  # the first request comes before anybody was told to stand still
                 assert trainer.stands_full()
             counters = queue.counters
-            done.append((counters.put_count, counters.get_count, *(worker.step_index for worker in trainer.drafter_workers)))
+            done.append(
+                (
+                    counters.put_count,
+                    counters.get_count,
+                    *(worker.step_index for worker in trainer.drafter_workers),
+                )
+            )
             yield request
 
     taken: list[Taken] = []
     try:
         subject.open()
         arms = [Arm("off"), Arm("all", ON)] * 3
-        subject.run(counted([SegmentRequest(arm, 0, place, 4, 0) for place, arm in enumerate(arms)]), taken.append)
+        subject.run(
+            counted([SegmentRequest(arm, 0, place, 4, 0) for place, arm in enumerate(arms)]), taken.append
+        )
     finally:
         subject.close()
     assert len(taken) == 6
@@ -131,12 +147,14 @@ def test_every_segment_holds_as_many_batches_of_every_stage(tmp_path: Path, devi
 
 
 @pytest.mark.fault
-def test_a_pipeline_that_never_stands_still_is_a_fault_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_subject, "STANDSTILL_S", 0.05)
-    stand = Standstill(3)
-    with pytest.raises(RuntimeError, match="standstill"):
+def test_a_pipeline_that_never_stands_still_is_a_fault_and_not_a_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_subject, "BARRIER_S", 0.05)
+    stand = DrainedBarrier(3)
+    with pytest.raises(RuntimeError, match="does not drain"):
         stand.wait(lambda: False, 0, threading.Event())
-    with pytest.raises(RuntimeError, match="standstill"):
+    with pytest.raises(RuntimeError, match="does not drain"):
         stand.wait(lambda: True, 1, threading.Event())
     stopping = threading.Event()
     stopping.set()
@@ -148,7 +166,7 @@ def test_a_pipeline_that_never_stands_still_is_a_fault_and_not_a_hang(monkeypatc
 @pytest.mark.fault
 @pytest.mark.timeout(HANG_S)
 def test_drafters_that_stand_go_when_the_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_subject, "STANDSTILL_S", 10 * HANG_S)  # not by giving up
+    monkeypatch.setattr(trainer_subject, "BARRIER_S", 10 * HANG_S)  # not by giving up
     subject = TrainerSubject(small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]'))
 
     def broken(item: Taken) -> None:
@@ -160,13 +178,17 @@ def test_drafters_that_stand_go_when_the_run_fails(tmp_path: Path, monkeypatch: 
             subject.run(iter(requests(Arm("off"))), broken)
     finally:
         subject.close()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("drafter", "target"))]
+    assert not [
+        thread.name for thread in threading.enumerate() if thread.name.startswith(("drafter", "target"))
+    ]
 
 
 @pytest.mark.slow
 def test_a_step_of_several_drafters_counts_all_their_tokens(tmp_path: Path) -> None:
     one, _ = run(TrainerSubject(small_config(tmp_path)), requests(Arm("off")))
-    both = TrainerSubject(small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]', "train.accumulation=2"))
+    both = TrainerSubject(
+        small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]', "train.accumulation=2")
+    )
     taken, result = run(both, requests(Arm("off")))
     assert taken[0].segment.tokens == pytest.approx(4 * one[0].segment.tokens, rel=0.35)
     assert check_losses(taken, result.losses, both.cycle).difference == ""
@@ -290,4 +312,6 @@ def test_a_trace_trains_for_real_and_repeats_itself(tmp_path: Path) -> None:
     assert len({loss for _, loss, _ in first}) == 5
     other = config.model_copy(update={"train": config.train.model_copy(update={"betas": (0.5, 0.9)})})
     assert TrainerKind().trace(other, 5)[:1] == first[:1]
-    assert TrainerKind().trace(other, 5)[2:] != first[2:], "an optimizer that does other work shows in the trace"
+    assert TrainerKind().trace(other, 5)[2:] != first[2:], (
+        "an optimizer that does other work shows in the trace"
+    )

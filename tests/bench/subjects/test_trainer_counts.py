@@ -1,4 +1,5 @@
-"""The real trainer, counted: no collector adds anything, every planted fault is found, losses stay what they were."""
+"""The real trainer, counted: no collector adds anything, every planted fault is found, losses stay what they
+were."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_there_is_work_to_count(proof: Proof) -> None:
     counts = exact_counts(proof)[OFF]
     assert counts.armed
     assert counts.operations
-    assert counts.copies == 7 * proof.steps + proof.steps, "ids for the target, six tensors for the drafter, one row back"
+    assert counts.copies == 7 * proof.steps + proof.steps, (
+        "ids for the target, six tensors for the drafter, one row back"
+    )
 
 
 @pytest.mark.parametrize("arm", ["all", *(f"only:{name}" for name in NAMES)])
@@ -85,7 +88,9 @@ def test_counting_does_not_change_training(tmp_path: Path) -> None:
 
 def test_a_bfloat16_step_with_two_drafters_has_no_sync(folder: Path) -> None:
     settings = ('drafter.devices=["cpu:1", "cpu:2"]', 'drafter.dtype="bfloat16"', "train.accumulation=2")
-    counted = count_arms(harness_config(small_config(folder, ONE_LAYER, *settings)), {OFF: (), "all": NAMES}, cycle=2)
+    counted = count_arms(
+        harness_config(small_config(folder, ONE_LAYER, *settings)), {OFF: (), "all": NAMES}, cycle=2
+    )
     assert counted.syncs(OFF) == 0
     assert counted.difference("all") == []
     assert set(counted.roles) >= {"drafter/0", "drafter/1"}
@@ -93,7 +98,12 @@ def test_a_bfloat16_step_with_two_drafters_has_no_sync(folder: Path) -> None:
 
 def test_answer_speaks_the_harness_words(folder: Path) -> None:
     config = harness_config(small_config(folder, ONE_LAYER)).model_dump(mode="json")
-    request = {"config": config, "plants": ["item"], "arms": {OFF: [], "only:item": ["item"]}, "all_collectors": False}
+    request = {
+        "config": config,
+        "plants": ["item"],
+        "arms": {OFF: [], "only:item": ["item"]},
+        "all_collectors": False,
+    }
     counts = TrainerKind().count(request)
     assert (counts[OFF].syncs, counts["only:item"].syncs) == (0, counts[OFF].steps)
     (place,) = [place for place in counts["only:item"].places if place.kind == "sync"]

@@ -113,7 +113,9 @@ def test_the_scripts_exit_code_is_kept(script: str) -> None:
     assert main(["--", script, "--leave"]) == 3
 
 
-def test_a_script_without_steps_counts_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_without_steps_counts_for_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "none.py"
     path.write_text("import torch\ntorch.ones(3).sum().item()\n")
     assert main(["--", str(path)]) == 2

@@ -23,7 +23,9 @@ def counter(folder: Path, body: str) -> ProcessCounter:
     """A counter whose process runs `body`."""
     (folder / "bench").mkdir()
     (folder / "bench/__init__.py").touch()
-    (folder / "bench/counting.py").write_text("import json, sys\nrequest = json.load(sys.stdin)\n" + textwrap.dedent(body))
+    (folder / "bench/counting.py").write_text(
+        "import json, sys\nrequest = json.load(sys.stdin)\n" + textwrap.dedent(body)
+    )
     return ProcessCounter({"name": "x"}, root=folder, python=sys.executable)
 
 
@@ -35,7 +37,8 @@ def test_only_arms_that_say_something_are_counted() -> None:
 def test_the_answer_comes_back_by_arm(tmp_path: Path) -> None:
     body = """
     arms = request["arms"].items()
-    counts = {arm: {"arm": arm, "steps": 4, "armed": True, "syncs": len(on), "ways": ["modes"]} for arm, on in arms}
+    counts = {arm: {"arm": arm, "steps": 4, "armed": True, "syncs": len(on), "ways": ["modes"]}
+              for arm, on in arms}
     open(sys.argv[1], "w").write(json.dumps(counts))
     """
     pending = counter(tmp_path, body).start(ARMS)
@@ -50,10 +53,16 @@ def test_the_answer_comes_back_by_arm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("sys.exit('planted: no counters here')", "the counting process failed (exit code 1): planted: no counters here"),
+        (
+            "sys.exit('planted: no counters here')",
+            "the counting process failed (exit code 1): planted: no counters here",
+        ),
         ("pass", "the counting process left no counts"),
         ("open(sys.argv[1], 'w').write('{\"off\": {\"arm\": ')", "the counting process left no counts"),
-        ('open(sys.argv[1], \'w\').write(\'{"off": {"arm": "off", "steps": 4}}\')', "the counting process left no counts"),
+        (
+            'open(sys.argv[1], \'w\').write(\'{"off": {"arm": "off", "steps": 4}}\')',
+            "the counting process left no counts",
+        ),
     ],
 )
 def test_a_process_that_fails_is_a_fault_and_never_zero_syncs(tmp_path: Path, body: str, said: str) -> None:
@@ -74,7 +83,9 @@ def test_closing_ends_a_process_that_still_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_process_that_hangs_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+def test_a_process_that_hangs_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
     monkeypatch.setattr(counting, "LIMIT_S", 0.2)
     pending = counter(tmp_path, FOR_EVER).start(ARMS)
     if waits:
@@ -86,7 +97,9 @@ def test_a_process_that_hangs_is_a_fault(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.fault
-def test_the_traceback_of_a_process_that_failed_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_traceback_of_a_process_that_failed_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pending = counter(tmp_path, "request['planted']").start(ARMS)
     assert "KeyError: 'planted'" in pending.result()[1][0]
     pending.close()

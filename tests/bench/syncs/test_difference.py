@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.syncs.difference import Row, counts_table, difference, table
+from bench.syncs.difference import CountRow, counts_table, difference, table
 from steptime.syncs.scopes import OPERATION, Place
 
 HERE = Place("/site-packages/torchless/a.py", 3, "f")
@@ -18,18 +18,33 @@ def test_equal_counts_leave_no_row() -> None:
 
 
 def test_rows_are_those_that_differ_either_way() -> None:
-    off = {("drafter/0", "item()", HERE): 4, ("target/0", OPERATION, THERE): 10, ("monitor", "numpy()", HERE): 1}
+    off = {
+        ("drafter/0", "item()", HERE): 4,
+        ("target/0", OPERATION, THERE): 10,
+        ("monitor", "numpy()", HERE): 1,
+    }
     on = {("drafter/0", "item()", HERE): 6, ("target/0", OPERATION, THERE): 11}
     assert difference(off, on) == [
-        Row("drafter/0", "item()", HERE, 4, 6),
-        Row("monitor", "numpy()", HERE, 1, 0),
-        Row("target/0", OPERATION, THERE, 10, 11),
+        CountRow("drafter/0", "item()", HERE, 4, 6),
+        CountRow("monitor", "numpy()", HERE, 1, 0),
+        CountRow("target/0", OPERATION, THERE, 10, 11),
     ]
 
 
 def test_table_names_role_kind_line_and_both_counts() -> None:
-    text = table([Row("drafter/0", "item()", HERE, 0, 4)])
-    for word in ("role", "kind", "file:line", "function", "off", "on", "drafter/0", "item()", "torchless/a.py:3", "f"):
+    text = table([CountRow("drafter/0", "item()", HERE, 0, 4)])
+    for word in (
+        "role",
+        "kind",
+        "file:line",
+        "function",
+        "off",
+        "on",
+        "drafter/0",
+        "item()",
+        "torchless/a.py:3",
+        "f",
+    ):
         assert word in text
 
 

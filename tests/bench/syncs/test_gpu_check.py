@@ -12,9 +12,13 @@ from bench.syncs.faults.gpu_check import Check, Deadline, disagreements, page, p
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_exit_4_and_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_one_line_exit_4_and_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert gpu_check.main(["--out", str(tmp_path / "out")]) == 4
-    assert capsys.readouterr().err == "error: no CUDA device here; nothing was checked and no page is written\n"
+    assert (
+        capsys.readouterr().err == "error: no CUDA device here; nothing was checked and no page is written\n"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -40,22 +44,53 @@ def test_predictions_are_the_truth_table() -> None:
 
 
 def test_page_shows_what_was_missed_and_what_was_not_run() -> None:
-    check = Check(gpu="Some GPU", versions={"torch": "2.13"}, left_out=["CUPTI: not installed"], problems=["modes: planted item"])
-    check.faults = {"modes": {"item": {"claimed": True, "hits": {}}, "mask_read": {"claimed": True, "hits": {"read by mask": 3}}}}
+    check = Check(
+        gpu="Some GPU",
+        versions={"torch": "2.13"},
+        left_out=["CUPTI: not installed"],
+        problems=["modes: planted item"],
+    )
+    check.faults = {
+        "modes": {
+            "item": {"claimed": True, "hits": {}},
+            "mask_read": {"claimed": True, "hits": {"read by mask": 3}},
+        }
+    }
     check.predicted = {"item": True}
     check.truth = {"GPU trace": {"item": {"stream sync": 1}}}
     check.event_ns = {"record pair": 3200.0}
-    cost = dict.fromkeys(gpu_check.ADDED, 0) | {"name": "profile", "isolated": None, "accounted_percent": 0.01}
+    cost = dict.fromkeys(gpu_check.ADDED, 0) | {
+        "name": "profile",
+        "isolated": None,
+        "accounted_percent": 0.01,
+    }
     check.overhead = {"collectors": [cost], "all": None, "verdict": "within", "exit_code": 0}
     text = page(check)
-    for word in ("Some GPU", "**missed**", "read by mask", "CUPTI: not installed", "1 stream sync", "3200", "0.01", "not run"):
+    for word in (
+        "Some GPU",
+        "**missed**",
+        "read by mask",
+        "CUPTI: not installed",
+        "1 stream sync",
+        "3200",
+        "0.01",
+        "not run",
+    ):
         assert word in text
 
 
-def test_a_child_that_fails_is_a_problem_and_one_that_cannot_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_fails_is_a_problem_and_one_that_cannot_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     check = Check(gpu="", versions={})
-    for code, line in ((4, "error: CUPTI: unavailable: no package"), (1, "boom"), (124, "not finished after 3 s")):
-        monkeypatch.setattr(gpu_check, "child", lambda arguments, limit, code=code, line=line: (code, "", line))
+    for code, line in (
+        (4, "error: CUPTI: unavailable: no package"),
+        (1, "boom"),
+        (124, "not finished after 3 s"),
+    ):
+        monkeypatch.setattr(
+            gpu_check, "child", lambda arguments, limit, code=code, line=line: (code, "", line)
+        )
         assert gpu_check.run_json(check, "x", [], 3.0) is None
     assert check.left_out == ["x: error: CUPTI: unavailable: no package"]
     assert check.problems == ["x: exit code 1: boom", "x: exit code 124: not finished after 3 s"]

@@ -28,7 +28,8 @@ FAKE_MISSES = PAGEABLE_CASES | {
     "blocking copy in from pinned memory",
 }
 FAKE_CANNOT_RUN = {"fused optimizer step", "format"}
-# Where no device is named, a move of what is there already is no copy, and a mask from a Python list is on the device.
+# Where no device is named, a move of what is there already is no copy, and a mask from a Python list is on
+# the device.
 LOOSE_DIFFERS = PAGEABLE_CASES | {
     "to cpu",
     "tensor from a number",
@@ -44,13 +45,17 @@ def test_modes(case: Case) -> None:
     assert sum(found.values()) in (0, 1), "counted once, not at every level it passes through"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name not in FAKE_CANNOT_RUN], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name not in FAKE_CANNOT_RUN], ids=lambda case: case.name
+)
 def test_fake_device(case: Case) -> None:
     found = syncs_of(FakeDeviceWay(), case)
     assert bool(found) == (case.waits and case.name not in FAKE_MISSES), found
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name not in LOOSE_DIFFERS], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name not in LOOSE_DIFFERS], ids=lambda case: case.name
+)
 def test_loose_boundary(case: Case) -> None:
     with count_syncs(device="cpu") as syncs:
         case.act(operands(torch.device("cpu")))
@@ -70,7 +75,9 @@ def on_gpu() -> dict[str, dict[str, dict[str, int]]]:
 
     def run(way: str) -> dict[str, dict[str, int]]:
         command = [sys.executable, "-m", "bench.syncs.faults.truth", way]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout)
+        return json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
+        )
 
     return {way: run(way) for way in ("GPU trace", "modes", "copy wrappers")}
 

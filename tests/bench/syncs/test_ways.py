@@ -31,7 +31,9 @@ def test_every_way_says_what_it_sees_and_what_not() -> None:
 
 
 @no_cuda
-@pytest.mark.parametrize("way", [way for way in make_ways() if way.device == "cuda"], ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    "way", [way for way in make_ways() if way.device == "cuda"], ids=lambda way: way.name
+)
 def test_unavailable_is_not_zero(way) -> None:  # type: ignore[no-untyped-def]
     assert way.available()
     with pytest.raises(Unavailable, match="unavailable"), way.arm("drafter/0"):
@@ -76,7 +78,12 @@ def test_gpu_trace_callbacks_are_charged_to_role_and_line(monkeypatch: pytest.Mo
         _gpu_trace.EventSynchronizationCallbacks.fire_callbacks(7)
         _gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
     assert {role for role, *_ in way.counts()} == {"drafter/0"}
-    assert sorted(kind for _, kind, _ in way.counts()) == ["device sync", "event sync", "stream sync", "stream sync"]
+    assert sorted(kind for _, kind, _ in way.counts()) == [
+        "device sync",
+        "event sync",
+        "stream sync",
+        "stream sync",
+    ]
     lines = {place.line for _, kind, place in way.counts() if kind == "stream sync"}
     assert len(lines) == 2, "the call and the hook in backward are two places"
     assert {place.file for *_, place in way.counts()} == {__file__}
@@ -97,7 +104,9 @@ def test_notes_belong_to_armed_scopes_only() -> None:
 def test_hidden_waits_of_asynchronous_copies() -> None:
     dense, empty = torch.ones(4, 2), torch.ones(0)
 
-    def kind(host: torch.Tensor, *, pinned: bool, to_device: bool = True, converts: bool = False) -> str | None:
+    def kind(
+        host: torch.Tensor, *, pinned: bool, to_device: bool = True, converts: bool = False
+    ) -> str | None:
         return hidden_wait(host, to_device=to_device, converts=converts, pinned=lambda tensor: pinned)
 
     assert kind(dense, pinned=True) is None
@@ -113,7 +122,11 @@ def test_hidden_waits_of_asynchronous_copies() -> None:
 def test_allocator_counters_that_rose() -> None:
     before = {"num_device_alloc": 3, "num_device_free": 1, "num_host_alloc": 2}
     after = {"num_device_alloc": 5, "num_device_free": 1, "num_host_alloc": 3, "num_sync_all_streams": 1}
-    assert rises(before, after) == {"device malloc": 2, "pinned malloc": 1, "allocator waits for all streams": 1}
+    assert rises(before, after) == {
+        "device malloc": 2,
+        "pinned malloc": 1,
+        "allocator waits for all streams": 1,
+    }
 
 
 def test_what_is_a_sync() -> None:

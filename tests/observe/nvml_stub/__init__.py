@@ -18,7 +18,9 @@ def compile_stub(folder: Path) -> Path:
     assert COMPILER is not None
     library = folder / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("nvml_stub.c")
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source], check=True)
+    subprocess.run(
+        [COMPILER, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source], check=True
+    )
     return library
 
 
@@ -32,7 +34,14 @@ class Stub:
     def add(self, uuid: str, name: str = "Stub GPU", **values: int) -> int:
         """A GPU; values by function's name, in lower case."""
         gpu = self._library.stub_add(uuid.encode(), name.encode())
-        defaults = {"utilisation": 50, "memory": 9000, "memory_v2": 8000, "power": 300_000, "temperature": 60, "throttle": 0}
+        defaults = {
+            "utilisation": 50,
+            "memory": 9000,
+            "memory_v2": 8000,
+            "power": 300_000,
+            "temperature": 60,
+            "throttle": 0,
+        }
         for function, value in (defaults | values).items():
             self._library.stub_value(gpu, NAMES.index(function.upper()), value)
         return gpu

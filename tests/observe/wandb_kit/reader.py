@@ -1,9 +1,9 @@
 """Reads `.wandb` files: LevelDB's log format around records of `wandb.proto`.
 
-The file is cut into blocks of 32 KiB. The first begins with a header of 7 bytes (`:W&B`, a magic number, a version). A record
-is one or several chunks: crc32 of type and data (4 bytes; IEEE's and not masked, unlike LevelDB's), length (2), type (1: full,
-2: first, 3: middle, 4: last), data. A chunk never crosses a block; fewer than 7 bytes left in a block are zeros.
-"""
+The file is cut into blocks of 32 KiB. The first begins with a header of 7 bytes (`:W&B`, a magic number, a
+version). A record is one or several chunks: crc32 of type and data (4 bytes; IEEE's and not masked, unlike
+LevelDB's), length (2), type (1: full, 2: first, 3: middle, 4: last), data. A chunk never crosses a block;
+fewer than 7 bytes left in a block are zeros."""
 
 from __future__ import annotations
 

@@ -136,7 +136,8 @@ def main(
 
 
 def child(folder: Path, environment: dict[str, str], mode: Mode, *arguments: float) -> None:
-    """Run `main` under an environment; results go to `out` and what is said on standard error to `err`, in `folder`."""
+    """Run `main` under an environment; results go to `out` and what is said on standard error to `err`, in
+    `folder`."""
     os.environ.clear()
     os.environ.update(environment)
     err = os.open(folder / "err", os.O_CREAT | os.O_WRONLY)

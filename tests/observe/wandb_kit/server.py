@@ -23,7 +23,9 @@ class FakeWandb:
         self.runs = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         self._thread.start()
 
     @property
@@ -44,7 +46,13 @@ class FakeWandb:
         if "mutation UpsertBucket" in query:
             self.runs += 1
             project = {"id": "p", "name": "p", "entity": {"id": "e", "name": "e"}}
-            bucket = {"id": "b", "name": variables["name"], "displayName": "x", "description": "", "config": "{}"}
+            bucket = {
+                "id": "b",
+                "name": variables["name"],
+                "displayName": "x",
+                "description": "",
+                "config": "{}",
+            }
             bucket |= {"sweepName": None, "project": project, "historyLineCount": 0}
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
         if "mutation CreateRunFiles" in query:

@@ -1,10 +1,10 @@
-"""The drafter's elementwise pieces with their backward written out, over buffers that are given and never made here.
+"""The drafter's elementwise operations with their backward written out, over buffers that are given and never
+made here.
 
-Automatic differentiation would give the same numbers; it would also keep every intermediate, allocate each anew and pass over
-memory two or three times as often. The module in `drafter.py` states the same mathematics plainly; tests hold these to it.
-Shapes: `x` and what is of its shape `[..., n]`; `inverse` `[..., 1]` float32. `wide` is float32 scratch of x's shape, used
-when x is not float32.
-"""
+Automatic differentiation would give the same numbers; it would also keep every intermediate, allocate each
+anew and pass over memory two or three times as often. The module in `drafter.py` states the same mathematics
+plainly; tests hold these to it. Shapes: `x` and what is of its shape `[..., n]`; `inverse` `[..., 1]`
+float32. `wide` is float32 scratch of x's shape, used when x is not float32."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 """cos and signed sin (the first half negated), broadcastable to the states they rotate."""
 
 
-def norm_forward(x: torch.Tensor, eps: float, hat: torch.Tensor, inverse: torch.Tensor, wide: torch.Tensor | None = None) -> None:
-    """`hat` = x / rms(x), rounded to its type; `inverse` = 1 / rms(x). The weight comes after, as in the released models."""
+def norm_forward(
+    x: torch.Tensor, eps: float, hat: torch.Tensor, inverse: torch.Tensor, wide: torch.Tensor | None = None
+) -> None:
+    """`hat` = x / rms(x), rounded to its type; `inverse` = 1 / rms(x). The weight comes after, as in the
+    released models."""
     source = x
     if wide is not None:
         source = wide.copy_(x)
@@ -35,7 +38,8 @@ def norm_backward(
     weight_grad: torch.Tensor,
     product: torch.Tensor,
 ) -> torch.Tensor:
-    """From the gradient of `hat * weight`: adds the weight's, and leaves in `dy` what times `inverse` is the gradient of x.
+    """From the gradient of `hat * weight`: adds the weight's, and leaves in `dy` what times `inverse` is the
+    gradient of x.
 
     All `[rows, n]`, contiguous; `dy` and `product` (scratch) are overwritten.
     """
@@ -46,13 +50,15 @@ def norm_backward(
 
 
 def weighted_tables(tables: Tables, weight: torch.Tensor) -> Tables:
-    """The rotary tables with a norm's weight multiplied in: rotating `hat` by them rotates `hat * weight` plainly."""
+    """The rotary tables with a norm's weight multiplied in: rotating `hat` by them rotates `hat * weight`
+    plainly."""
     cos, sin = tables
     return cos * weight, sin * weight.roll(weight.shape[-1] // 2)
 
 
 def rotate_into(x: torch.Tensor, tables: Tables, out: torch.Tensor) -> None:
-    """`out` = x * cos + (x with its halves swapped) * signed sin. `out` may be any view of x's shape, but not x."""
+    """`out` = x * cos + (x with its halves swapped) * signed sin. `out` may be any view of x's shape, but not
+    x."""
     cos, sin = tables
     half = x.shape[-1] // 2
     for first, second in ((slice(None, half), slice(half, None)), (slice(half, None), slice(None, half))):

@@ -1,8 +1,8 @@
-"""The pieces of `pieces.py` stated for torch.compile, which makes one kernel of each (`drafter.compile`).
+"""The operations of `elementwise.py` stated for torch.compile, which makes one kernel of each
+(`drafter.compile`).
 
-Worth it on a GPU, where each pass over memory is a kernel of its own. Compiled once for a process, on first use: the trainer's
-warm-up runs it before any worker starts.
-"""
+Worth it on a GPU, where each pass over memory is a kernel of its own. Compiled once for a process, on first
+use: the trainer's warm-up runs it before any worker starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dflash.models import pieces
+from dflash.models import elementwise
 
 
 def _norm_forward(
@@ -38,12 +38,12 @@ def _norm_backward(
     return (dhat - wide_hat * (dhat * wide_hat).mean(dim=-1, keepdim=True)).to(dy.dtype)
 
 
-def _rotate_into(x: torch.Tensor, tables: pieces.Tables, out: torch.Tensor) -> None:
+def _rotate_into(x: torch.Tensor, tables: elementwise.Tables, out: torch.Tensor) -> None:
     cos, sin = tables
     out.copy_(x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin)
 
 
-def _rotate_back_into(dy: torch.Tensor, tables: pieces.Tables, out: torch.Tensor) -> None:
+def _rotate_back_into(dy: torch.Tensor, tables: elementwise.Tables, out: torch.Tensor) -> None:
     cos, sin = tables
     out.copy_(dy * cos + (dy * sin).roll(dy.shape[-1] // 2, dims=-1))
 
@@ -69,7 +69,7 @@ def _gate_backward(
 
 @functools.cache
 def compiled(backend: str = "inductor") -> Any:
-    """The pieces, each compiled for any size."""
+    """The operations, each compiled for any size."""
 
     def make(function: Any) -> Any:
         return torch.compile(function, dynamic=True, backend=backend)
@@ -81,5 +81,5 @@ def compiled(backend: str = "inductor") -> Any:
         rotate_back_into=make(_rotate_back_into),
         gate_forward=make(_gate_forward),
         gate_backward=make(_gate_backward),
-        weighted_tables=pieces.weighted_tables,
+        weighted_tables=elementwise.weighted_tables,
     )

@@ -94,8 +94,8 @@ the time that it was on.
 ## One more sink
 
 A file in `dflash/observe/sinks/`, its class in `SINKS` of `dflash/observe/registry.py`, and its tests. `name`
-and `write` make one, and `observe.sinks = ["its name"]` turns it on. `make` gives it the run's folder and
-settings, `examine` is its line on the doctor's page.
+and `write` make one, and `observe.sinks = ["its name"]` turns it on. It is made with what it may know of the
+run (`Surroundings`); `examine` is its line on the doctor's page.
 """
 
 

@@ -6,9 +6,9 @@ Reference 1.2 (architecture), 2.1 (tensor names), 1.7 (sliding layers). Paper se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -219,16 +219,8 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class TrainingPass(Protocol):
-    """Computes in place of the modules while there is a graph, and adds the weights' gradients itself."""
-
-    def __call__(
-        self,
-        features: torch.Tensor,
-        x: torch.Tensor,
-        layout: BlockLayout,
-        limits: Limits | None,
-    ) -> torch.Tensor: ...
+TrainingPass = Callable[[torch.Tensor, torch.Tensor, BlockLayout, Limits | None], torch.Tensor]
+"""From features and block inputs to normed states; its backward adds the weights' gradients. See `stack`."""
 
 
 class Drafter(nn.Module):

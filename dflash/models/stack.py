@@ -121,17 +121,13 @@ class Stack:
         layout: BlockLayout,
         limits: Limits | None,
     ) -> torch.Tensor:
-        """As `forward`, with a graph behind it: `backward` adds the gradients of all weights."""
-        return StackFunction.apply(self.trigger, self, features, x, layout, limits)
+        """Normed states of the slots 1..; the backward adds the gradients of all weights.
 
-    def forward(
-        self, features: torch.Tensor, x: torch.Tensor, layout: BlockLayout, limits: Limits | None
-    ) -> tuple[torch.Tensor, _Pass]:
-        """`[batch, context, K*H]` features and `[batch*anchors*block, H]` inputs (overwritten) -> normed
-        states of slots 1.."""
-        self.passes += 1
-        run = _Pass(self, features, layout, limits)
-        return run.forward(x), run
+        Args:
+            features: `[batch, context, K*H]`.
+            x: `[batch*anchors*block, H]`, overwritten.
+        """
+        return StackFunction.apply(self.trigger, self, features, x, layout, limits)
 
 
 def _layer_weights(weight: Any, prefix: str) -> LayerWeights:
@@ -423,8 +419,9 @@ class StackFunction(torch.autograd.Function):
         layout: BlockLayout,
         limits: Limits | None,
     ) -> torch.Tensor:
-        hidden, ctx.run = stack.forward(features, x, layout, limits)
-        return hidden
+        stack.passes += 1
+        ctx.run = _Pass(stack, features, layout, limits)
+        return ctx.run.forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

@@ -271,4 +271,4 @@ def make_sinks(config: ObserveConfig, run_dir: Path, roles: RoleMap) -> list[Sin
     on = COLLECTORS.chosen(config.collectors)
     sampled = families(metric for collector in on for metric in collector.metrics)
     run = Surroundings(config, run_dir, roles, families(all_metrics()), sampled)
-    return [sink.make(run) for sink in chosen_sinks(config)]
+    return [sink(run) for sink in chosen_sinks(config)]

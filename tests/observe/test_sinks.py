@@ -12,15 +12,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dflash.config import ObserveConfig
 from dflash.observe.outbox import SinkThread
 from dflash.observe.roles import RoleMap
 from dflash.observe.screen import Screen, bar, clock
-from dflash.observe.sinks.base import Row
+from dflash.observe.sinks.base import Row, Surroundings
 from dflash.observe.sinks.jsonl import JsonlSink, to_line
 from dflash.observe.sinks.terminal import TerminalSink
 from tests.waiting import HANG_S, wait_until
 
 # -- JSONL ---------------------------------------------------------------------------------------------------
+
+GPUS = tuple(f"cuda:{index}" for index in range(8))
+EIGHT = RoleMap(GPUS[:5], GPUS[5:], total_steps=20_000)
+
+
+def surroundings(folder: Path) -> Surroundings:
+    return Surroundings(ObserveConfig(), folder, EIGHT)
 
 
 def lines(path: Path) -> list[dict]:
@@ -28,7 +36,7 @@ def lines(path: Path) -> list[dict]:
 
 
 def test_a_row_is_on_its_way_to_the_disk_when_write_returns(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path)
+    sink = JsonlSink(surroundings(tmp_path))
     sink.open()
     sink.write([Row("train", 1.25, 7, {"train/loss": 2.0})])
     assert lines(sink.path) == [
@@ -43,7 +51,7 @@ def test_numbers_that_json_lacks_are_strings() -> None:
 
 
 def test_a_line_cut_short_by_a_crash_is_ended_first(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path)
+    sink = JsonlSink(surroundings(tmp_path))
     sink.path.write_text('{"kind": "metr', encoding="utf-8")
     sink.open()
     sink.write([Row("metrics", 1.0, 2, {})])
@@ -57,7 +65,7 @@ def test_a_line_cut_short_by_a_crash_is_ended_first(tmp_path: Path) -> None:
 def test_a_full_disk_loses_rows_says_so_once_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = JsonlSink(tmp_path)
+    sink = JsonlSink(surroundings(tmp_path))
     sink.path.symlink_to("/dev/full")
     thread = SinkThread(sink)
     thread.start()
@@ -91,7 +99,7 @@ def test_tensorboard_files_hold_what_was_written(tmp_path: Path) -> None:
 
     from dflash.observe.sinks.tensorboard import TensorboardSink
 
-    sink = TensorboardSink(tmp_path)
+    sink = TensorboardSink(surroundings(tmp_path))
     sink.open()
     sink.write([Row("train", 1.0, 5, {"train/loss": 2.5}), Row("metrics", 2.0, 6, {"batch/tokens": 100.0})])
     sink.write([Row("train", 3.0, 8, {"train/loss": 1.5})])
@@ -103,10 +111,6 @@ def test_tensorboard_files_hold_what_was_written(tmp_path: Path) -> None:
 
 
 # -- terminal ------------------------------------------------------------------------------------------------
-
-EIGHT = RoleMap(
-    tuple(f"cuda:{i}" for i in range(5)), tuple(f"cuda:{i}" for i in range(5, 8)), total_steps=20_000
-)
 
 
 def values_of_eight() -> dict[str, float]:
@@ -176,7 +180,7 @@ def test_the_screen_before_anything_is_known() -> None:
 
 def test_a_plain_line_when_there_is_no_terminal() -> None:
     out = io.StringIO()
-    sink = TerminalSink(EIGHT, "auto", Console(file=out, width=80))
+    sink = TerminalSink(surroundings(Path()), Console(file=out, width=80))
     sink.open()
     sink.write([Row("live", 10.0, 100, values_of_eight(), 1.0)])
     assert out.getvalue() == ""
@@ -191,7 +195,7 @@ def test_a_plain_line_when_there_is_no_terminal() -> None:
 
 def test_a_live_screen_on_a_terminal() -> None:
     out = io.StringIO()
-    sink = TerminalSink(EIGHT, "auto", Console(file=out, width=80, force_terminal=True))
+    sink = TerminalSink(surroundings(Path()), Console(file=out, width=80, force_terminal=True))
     sink.open()
     sink.write([Row("live", 10.0, 100, values_of_eight(), 1.0)])
     assert "\x1b[" in out.getvalue()

@@ -73,19 +73,13 @@ class Sink:
     switch: ClassVar[str] = ""
     off: ClassVar[Any] = "off"
 
+    def __init__(self, run: Surroundings) -> None:
+        """What is slow to import is imported here, before the workers start."""
+
     @classmethod
     def wanted(cls, config: ObserveConfig) -> bool:
         """Whether the settings turn it on."""
         return getattr(config, cls.switch) != cls.off if cls.switch else cls.name in config.sinks
-
-    @classmethod
-    def make(cls, run: Surroundings) -> Sink:
-        """One for a run. What is slow to import is imported here, before the workers start.
-
-        Raises:
-            UserError: its package is not installed.
-        """
-        return cls()
 
     @classmethod
     def examine(cls) -> tuple[State, str] | None:

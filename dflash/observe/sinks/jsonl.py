@@ -29,8 +29,8 @@ class JsonlSink(Sink):
     name: ClassVar[str] = "jsonl"
     retries: ClassVar[bool] = True
 
-    def __init__(self, run_dir: Path, fsync_s: float = 60.0) -> None:
-        self.path = run_dir / FILE_NAME
+    def __init__(self, run: Surroundings, fsync_s: float = 60.0) -> None:
+        self.path = run.run_dir / FILE_NAME
         self._fsync_s = fsync_s
         self._synced_s = time.monotonic()
         self._file: FileIO | None = None
@@ -39,10 +39,6 @@ class JsonlSink(Sink):
     @classmethod
     def wanted(cls, config: ObserveConfig) -> bool:
         return True
-
-    @classmethod
-    def make(cls, run: Surroundings) -> Sink:
-        return cls(run.run_dir)
 
     def open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

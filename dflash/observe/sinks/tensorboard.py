@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
@@ -27,7 +26,7 @@ class TensorboardSink(Sink):
     switch: ClassVar[str] = "tensorboard"
     off: ClassVar[Any] = False
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run: Surroundings) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise UserError(
                 "observe.tensorboard needs the package: pip install 'dflash-harness[tensorboard]'"
@@ -36,13 +35,9 @@ class TensorboardSink(Sink):
         from torch.utils.tensorboard import SummaryWriter
 
         self._make = SummaryWriter
-        self._folder = run_dir / "tensorboard"
+        self._folder = run.run_dir / "tensorboard"
         self._writer: Any = None
         self._started_s = time.time()
-
-    @classmethod
-    def make(cls, run: Surroundings) -> Sink:
-        return cls(run.run_dir)
 
     @classmethod
     def examine(cls) -> tuple[State, str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from rich.console import Console
 from rich.live import Live
 
-from dflash.observe.roles import RoleMap
 from dflash.observe.screen import Screen
 from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
 
@@ -17,16 +16,15 @@ class TerminalSink(Sink):
     screen.
 
     Args:
-        mode: `auto` is live on a terminal that can move its cursor, plain elsewhere.
+        run: its `observe.terminal`: `auto` is live on a terminal that can move its cursor, plain elsewhere.
         console: default: standard error.
     """
 
     name: ClassVar[str] = "terminal"
     switch: ClassVar[str] = "terminal"
 
-    def __init__(
-        self, roles: RoleMap, mode: Literal["auto", "live", "plain"], console: Console | None = None
-    ) -> None:
+    def __init__(self, run: Surroundings, console: Console | None = None) -> None:
+        mode = run.config.terminal
         self._console = console or Console(stderr=True, highlight=False)
         self._live_wanted = mode == "live" or (
             mode == "auto" and self._console.is_terminal and not self._console.is_dumb_terminal
@@ -35,12 +33,7 @@ class TerminalSink(Sink):
             {"train", "live", "summary"} if self._live_wanted else {"train", "metrics"}
         )
         self._live: Live | None = None
-        self.screen = Screen(roles)
-
-    @classmethod
-    def make(cls, run: Surroundings) -> Sink:
-        assert run.config.terminal != "off"
-        return cls(run.roles, run.config.terminal)
+        self.screen = Screen(run.roles)
 
     def open(self) -> None:
         if self._live_wanted:

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -35,55 +35,27 @@ TRAIN_EVERY_S = 1.0
 class WandbSink(Sink):
     """Logs flush windows and training scalars, each family over its own step key; never passes `step=`.
 
-    Args:
-        families: first segments of the keys, for `define_metric`.
-        quiet_stats: W&B's own system sampling off (ours is on; the GPUs are not asked twice).
-        timeout_s: bound of `init` and of `finish`.
-        exclude: shell patterns of keys of flush windows that are left out.
+    W&B's own sampling is off while ours of the GPUs is on, so that they are not asked twice.
     """
 
     name: ClassVar[str] = "wandb"
     kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "summary"})
     switch: ClassVar[str] = "wandb"
 
-    def __init__(
-        self,
-        run_dir: Path,
-        project: str,
-        mode: Literal["offline", "online"],
-        *,
-        families: Sequence[str],
-        quiet_stats: bool,
-        timeout_s: float,
-        exclude: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, run: Surroundings) -> None:
         # Reporting W&B's own errors to the server is one more thing that waits for it.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         os.environ.setdefault("WANDB_SILENT", "true")
         self._wandb = _import_wandb()
-        self._run_dir, self._project, self._mode = run_dir, project, mode
-        self._families, self._quiet_stats, self._timeout_s = tuple(families), quiet_stats, timeout_s
-        self._excluded = re.compile("|".join(map(fnmatch.translate, exclude)) or r"(?!)")
+        self._run_dir, self._config, self._families = run.run_dir, run.config, run.families
+        self._quiet_stats, self._timeout_s = "gpu" in run.sampled, run.config.wandb_timeout_s
+        self._excluded = re.compile("|".join(map(fnmatch.translate, run.config.wandb_exclude)) or r"(?!)")
         self._wanted: dict[str, bool] = {}
         # An `init` under way with its grace period, and a `finish`.
-        self.close_timeout_s = 2 * timeout_s + 15.0
+        self.close_timeout_s = 2 * self._timeout_s + 15.0
         self._run: Any = None
         self._train: Row | None = None
         self._train_logged_s = float("-inf")
-
-    @classmethod
-    def make(cls, run: Surroundings) -> Sink:
-        config = run.config
-        assert config.wandb != "off"
-        return cls(
-            run.run_dir,
-            config.wandb_project,
-            config.wandb,
-            families=run.families,
-            quiet_stats="gpu" in run.sampled,
-            timeout_s=config.wandb_timeout_s,
-            exclude=config.wandb_exclude,
-        )
 
     @classmethod
     def examine(cls) -> tuple[State, str]:
@@ -101,7 +73,7 @@ class WandbSink(Sink):
     # -- the sink's thread -----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        if self._mode == "online":
+        if self._config.wandb == "online":
             try:
                 self._check_login()
                 self._run = self._init("online")
@@ -168,9 +140,8 @@ class WandbSink(Sink):
                 }
             ),
         )
-        run = self._wandb.init(
-            project=self._project, dir=str(self._run_dir), mode=mode, settings=settings, reinit="create_new"
-        )
+        project, folder = self._config.wandb_project, str(self._run_dir)
+        run = self._wandb.init(project=project, dir=folder, mode=mode, settings=settings, reinit="create_new")
         for family in self._families:
             step = TRAIN_STEP if family == "train" else ELAPSED
             run.define_metric(f"{family}/*", step_metric=step)

@@ -140,6 +140,9 @@ def test_a_sink_that_is_stuck_costs_the_worker_nothing(tmp_path: Path) -> None:
     class Taking(Sink):
         name = "taking"
 
+        def __init__(self) -> None:
+            """Needs none of its surroundings."""
+
         def write(self, rows: list[Any]) -> None:
             pass
 

@@ -22,7 +22,7 @@ from dflash.observe.collectors.base import Collector
 from dflash.observe.metric import Metric, MetricIndex
 from dflash.observe.observer import Observer
 from dflash.observe.outbox import Outbox, SinkThread
-from dflash.observe.registry import all_metrics
+from dflash.observe.registry import COLLECTORS, all_metrics
 from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Row, Sink
 from dflash.observe.window import FlushWindow
@@ -61,11 +61,8 @@ class Run:
 
     def __init__(self, folder: Path, **config: Any) -> None:
         self.sink = ListSink()
-        settings = {
-            "tick_s": 0.01,
-            "flush_s": 0.05,
-            "collectors": ("profile", "pipeline", "workers", "batch", "cuda"),
-        } | config
+        collectors = tuple(name for name in COLLECTORS.names if name != "gpu")
+        settings = {"tick_s": 0.01, "flush_s": 0.05, "collectors": collectors} | config
         self.observer = Observer(ObserveConfig(**settings), folder, ROLES, sinks=[self.sink])
         built = self.observer.add(Probe)
         assert isinstance(built, Probe)

@@ -153,7 +153,7 @@ class Hinge(BlockObjective):
 
 def test_a_registered_objective_trains_and_gets_its_teacher(monkeypatch, tmp_path):
     config = small_config(tmp_path, "objective.kind=hinge", "train.steps=1")
-    with pytest.raises(UserError, match=r"unknown objective 'hinge' \(known: ce, dpace, kd\)"):
+    with pytest.raises(UserError, match="unknown objective 'hinge'"):
         check_names(config)
     monkeypatch.setitem(OBJECTIVES.entries, "hinge", Hinge)
     trainer = small_trainer(tmp_path, "objective.kind=hinge", "train.steps=1")

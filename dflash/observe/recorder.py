@@ -143,11 +143,13 @@ class EventPool(Instrument):
     recorded it is true).
 
     Attributes:
+        on: pairs are pending, or no event has been made yet; the stages' own switches say whether more will
+            come.
         stages: the timers that take pairs from here.
         span_ns: host time of one span, measured by `warm`: two records, two queries in place of reading it.
     """
 
-    on = True  # always: stages that were switched off leave pairs that are still to be read
+    on = True
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -182,29 +184,26 @@ class EventPool(Instrument):
                 event.query()
         self.span_ns = (perf_counter_ns() - started_ns) / max(1, len(self.free))
 
-    @property
-    def pending(self) -> int:
-        return self._head - self._tail
-
     def put(self, timer: CudaStageTimer, pair: tuple[Any, Any]) -> None:
         """A stage has ended; its pair waits to be read. There is room for every pair."""
         at = self._head % len(self._pairs)
         self._timers[at] = timer
         self._pairs[at] = pair
         self._head += 1
+        self.on = True
 
     def run(self) -> None:
         """Read what the GPU has passed, at the worker's step boundary."""
         if self.stream is None:
             self.warm()
-        if self.pending:
-            self.drain()
+        self.drain()
 
     def fail(self) -> None:
         """Stages off, what is pending dropped: after a CUDA error nothing more can be recorded or read."""
         for timer in self.stages:
             timer.on = False
         self._tail = self._head
+        self.on = False
 
     def drain(self) -> None:
         """Read the pairs that the GPU has passed, oldest first, and stop at the first that it has not: never
@@ -220,6 +219,7 @@ class EventPool(Instrument):
             timer.add(int(pair[0].elapsed_time(pair[1]) * 1e6))
             self._tail += 1
             self.free.append(pair)
+        self.on = False
 
 
 class WorkerRecorder:

@@ -106,7 +106,7 @@ def test_throwing_the_switch_a_thousand_times_leaks_no_event_pair() -> None:
     device.gpu.finish()
     recorder.step_boundary()
     pool = timer._pool
-    assert len(pool.free) + pool.pending + (timer._pair is not None) == 4
+    assert len(pool.free) + pool._head - pool._tail + (timer._pair is not None) == 4
     assert timer.dropped == 0
 
 
@@ -223,6 +223,23 @@ class Probe(Instrument):
         self.runs += 1
         if self.error is not None:
             raise self.error
+
+
+def test_the_pool_is_looked_at_only_while_something_is_pending() -> None:
+    device = FakeDevice()
+    recorder = recorder_on(device)
+    timer = recorder.timer("x", gpu=True)
+    recorder.step_boundary()
+    assert not recorder.pool.on
+    recorder.switch_timers(True)
+    step(timer)
+    recorder.switch_timers(False)
+    recorder.step_boundary()
+    assert recorder.pool.on  # the GPU has not passed it
+    device.gpu.finish()
+    recorder.step_boundary()
+    assert not recorder.pool.on
+    assert count(timer) == 1
 
 
 def test_an_instrument_runs_at_the_boundary_while_it_is_on() -> None:

@@ -203,10 +203,9 @@ class AcceptanceRun:
         speed = "" if after.speed_up is None else f", {after.speed_up:.2f}x as fast as the target alone"
         self.report.say(
             f"acceptance length at B = {config.drafter.block_size}: {before.tau:.2f} before, {after.tau:.2f} "
-            "after "
-            f"(95%: {after.tau_low:.2f} to {after.tau_high:.2f}; goal {self.recipe.goal:g}){speed}\n"
-            f"lossless: {before.same + after.same} of {before.prompts + after.prompts} prompts token for "
-            "token"
+            f"after (95%: {after.tau_low:.2f} to {after.tau_high:.2f}; goal "
+            f"{self.recipe.goal:g}){speed}\nlossless: {before.same + after.same} of "
+            f"{before.prompts + after.prompts} prompts token for token"
             + (f", {before.ties + after.ties} at a tie" if before.ties + after.ties else "")
             + (f", {before.differ + after.differ} DIFFER" if before.differ + after.differ else "")
             + f"\n{sum(self.seconds.values()):.0f} s in all; {self.folder / 'acceptance.json'}"

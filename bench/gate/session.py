@@ -211,10 +211,9 @@ def _take_turns(
     )
     if number == 0:
         reporter.say(
-            f"plan: base and head take turns, {sizing.steps} steps ({sizing.segment_s:.2f} s) each"
-            f"{f' after {washout} dropped' if washout else ''}; "
-            f"up to {sizing.rounds} rounds of four turns in each launch, about {human_time(options.time_s)} "
-            "in all"
+            f"plan: base and head take turns, {sizing.steps} steps ({sizing.segment_s:.2f} s) "
+            f"each{f' after {washout} dropped' if washout else ''}; up to {sizing.rounds} rounds of four "
+            f"turns in each launch, about {human_time(options.time_s)} in all"
         )
     taken: dict[str, list[Taken]] = {BASE: [], HEAD: []}
     gpus = GpuWatch()

@@ -114,8 +114,7 @@ class Sizing:
         dropped = f" after {self.washout} dropped" if self.washout else ""
         line = (
             f"{arms} arms, {self.segments_per_round} segments a round of {self.steps} steps "
-            f"({self.segment_s:.2f} s){dropped}; "
-            f"up to {self.rounds} rounds, about {human_time(self.total_s)}"
+            f"({self.segment_s:.2f} s){dropped}; up to {self.rounds} rounds, about {human_time(self.total_s)}"
         )
         return line if self.fits else line + f" (more than asked: {MIN_ROUNDS} rounds are the least)"
 

@@ -254,8 +254,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if missing and not known.incomplete_allowed:
         raise pytest.UsageError(
             f"incomplete: {', '.join(missing)} of the baseline would not be measured (deselected or "
-            "renamed); "
-            "--allow-incomplete lets that pass"
+            "renamed); --allow-incomplete lets that pass"
         )
 
 

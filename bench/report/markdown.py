@@ -19,15 +19,13 @@ MARKS = {
 
 NOTE = (
     "Share of the throughput lost, with its one-sided 95% bounds. *Isolated*: alone against all off; "
-    "*marginal*: all against "
-    "all but this one. *Would find*: the smallest loss that 95 of 100 such runs find. *Own cost*: "
-    "instruments and monitor, "
-    "added up. Counts: what is added in so many steps, exactly."
+    "*marginal*: all against all but this one. *Would find*: the smallest loss that 95 of 100 such runs "
+    "find. *Accounted*: what instruments, monitor and sinks take themselves, added up. *Added*: counted "
+    "beyond all off in so many steps, exactly."
 )
 GATE_NOTE = (
     "Share of base's throughput that head loses, with its one-sided 95% bounds. *Would find*: the smallest "
-    "loss that 95 of 100 "
-    "such runs find. Counts: what head adds in so many steps, exactly."
+    "loss that 95 of 100 such runs find. *Added*: what head counts beyond base in so many steps, exactly."
 )
 
 
@@ -52,8 +50,8 @@ def _costs(receipt: Receipt) -> str:
         return ""
     marginal = formatting.has_marginal(receipt)
     first = ["commit", "slower %"] if receipt.command == "gate" else ["collector", "isolated %"]
-    headers = [*first, *(["marginal %"] if marginal else []), "would find %", "own cost %"]
-    headers += ["syncs", "ops", "copies", "allocations", "verdict"]
+    headers = [*first, *(["marginal %"] if marginal else []), "would find %", "accounted %"]
+    headers += [f"{kind} added" for kind in ("syncs", "ops", "copies", "allocations")] + ["verdict"]
     rows = [_row(cost, marginal) for cost in costs]
     note = GATE_NOTE if receipt.command == "gate" else NOTE
     return table(rows, headers, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
@@ -120,8 +118,7 @@ def _run(receipt: Receipt) -> str:
     )
     return (
         f"`{receipt.command}` of config `{receipt.config.name}` ({receipt.config.hash}), commit "
-        f"`{formatting.commit(receipt)}`, "
-        f"{receipt.created}, exit code {int(receipt.exit_code)}. {options}"
+        f"`{formatting.commit(receipt)}`, {receipt.created}, exit code {int(receipt.exit_code)}. {options}"
     ).rstrip()
 
 

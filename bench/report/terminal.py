@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import re
 
+import tabulate as tables
 from tabulate import tabulate
 
 from bench.records.receipt import Receipt
 from bench.records.types import Cost, Verdict
 from bench.report import formatting
 
+tables.MIN_PADDING = 0  # two blanks stand between columns as it is, and 80 columns are few
 STYLES = {
     Verdict.WITHIN: "32",
     Verdict.OVER: "1;31",
@@ -28,7 +30,10 @@ def render(receipt: Receipt, *, color: bool = False) -> str:
     table = cost_table(receipt, color=color)
     if table:
         parts += [table, ""]
-    parts += [f"{name + ':':<14} {text}" for name, text in facts(receipt)]
+    rows = facts(receipt)
+    if receipt.collectors or receipt.command != "gate":
+        rows = [("accounted", "what instruments, monitor and sinks take of the time themselves"), *rows]
+    parts += [f"{name + ':':<14} {text}" for name, text in rows]
     parts.append("")
     parts += [f"  - {reason}" for reason in receipt.reasons]
     parts.append(
@@ -55,7 +60,8 @@ def cost_table(receipt: Receipt, *, color: bool = False) -> str:
     gate = receipt.command == "gate"
     headers = ["commit" if gate else "collector", ("slower" if gate else "isolated") + " %\n[low, high]"]
     headers += [*(["marginal %\n[low, high]"] if marginal else [])]
-    headers += ["own\n%", "new\nsync", "verdict"]
+    # With a second interval the full word would not fit into 80 columns.
+    headers += ["ac-\ncounted\n%" if marginal else "accounted\n%", "syncs\nadded", "verdict"]
     rows = [_row(cost, marginal, color) for cost in costs]
     align = ["left", "right", *(["right"] if marginal else []), "right", "right", "left"]
     return tabulate(rows, headers=headers, tablefmt="simple", colalign=align, disable_numparse=True)

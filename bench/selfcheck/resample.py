@@ -171,8 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = float(np.mean([len(one) for one in pool.launches]))
     print(
         f"{len(pool.launches)} launches of {rounds:.0f} rounds on average; launches lie "
-        f"{100 * pool.between:.2f}% apart besides; "
-        f"rounds of a launch x {options.times:g}\n"
+        f"{100 * pool.between:.2f}% apart besides; rounds of a launch x {options.times:g}\n"
     )
     rows = [
         row(pool, cost, launches, options.times, options.runs, options.seed)

@@ -327,8 +327,7 @@ def _judge_timing(
     if isolated.high < budget_percent:
         return verdict, [
             f"not resolved: middle steps lose at most {isolated.high:.2f}%, but whole segments "
-            f"{isolated.plain_percent:.2f}%: "
-            "the cost may fall on few steps"
+            f"{isolated.plain_percent:.2f}%: the cost may fall on few steps"
         ]
     if verdict is Verdict.SLOWER and blamed is not None and evidence.name not in blamed.slower:
         return Verdict.UNRESOLVED, [f"slower by {_range(isolated)}; {CORRECTED}"]

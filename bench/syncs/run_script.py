@@ -20,8 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
         usage="%(prog)s [options] -- SCRIPT [ARGS ...]",
         description=(
             "Runs a PyTorch program and counts the places where the host waits for a GPU, by role, kind and "
-            "line. Steps are "
-            "those of its optimizer. Without a GPU it counts what would wait on one."
+            "line. Steps are those of its optimizer. Without a GPU it counts what would wait on one."
         ),
     )
     parser.add_argument(

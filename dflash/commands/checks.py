@@ -102,8 +102,7 @@ def check_clash() -> tuple[State, str]:
     origin = where.origin if where else "nowhere"
     return "warning", (
         f"z-lab's package dflash {version} is installed too and has the same import name; `import dflash` "
-        f"now finds {origin}. "
-        "Give it an environment of its own"
+        f"now finds {origin}. Give it an environment of its own"
     )
 
 
@@ -186,8 +185,7 @@ def check_kernels() -> tuple[State, str]:
         return "ok", f"{' and '.join(have)} are installed"
     return "absent", (
         f"{' and '.join(missing)} not installed: gated delta net layers run on torch's operations, right but "
-        "much slower "
-        "on a GPU; pip install 'dflash-harness[cuda]'"
+        "much slower on a GPU; pip install 'dflash-harness[cuda]'"
     )
 
 

@@ -59,9 +59,8 @@ def export(
     )
     sys.stdout.write(
         f"{done.path}: {done.format} form, step {trained.step}, {done.tensors} tensors, "
-        f"{done.bytes / 1e6:,.1f} MB bfloat16\n"
-        f"  names, shapes, types read back; config held against {info.model}; {done.probes:,} logits of the "
-        "reloaded one equal\n"
+        f"{done.bytes / 1e6:,.1f} MB bfloat16\n  names, shapes, types read back; config held against "
+        f"{info.model}; {done.probes:,} logits of the reloaded one equal\n"
     )
     return 0
 

@@ -375,7 +375,6 @@ def unknown_format(path: Path, row: Mapping[str, Any]) -> str:
     assistant = next((name for name in answers if name in texts), None)
     return (
         f"no 'conversations', 'messages' or 'input_ids' (found: {', '.join(map(str, row)) or 'nothing'}); "
-        "convert with "
-        f"`dflash prepare --from {path} --user {user or 'FIELD'} --assistant {assistant or 'FIELD'} --out "
-        "FILE`"
+        f"convert with `dflash prepare --from {path} --user {user or 'FIELD'} --assistant "
+        f"{assistant or 'FIELD'} --out FILE`"
     )

@@ -64,9 +64,8 @@ def read_prompts(
             if context and len(ids) + max_new_tokens > context:
                 raise UserError(
                     f"{origin}: the prompt has {len(ids)} tokens, with {max_new_tokens} new ones "
-                    f"{len(ids) + max_new_tokens}: "
-                    f"longer than the target's context of {context}; lower --max-new-tokens or leave the "
-                    "prompt out"
+                    f"{len(ids) + max_new_tokens}: longer than the target's context of {context}; lower "
+                    "--max-new-tokens or leave the prompt out"
                 )
             prompts.append(EvalPrompt(origin, tuple(ids)))
     if not prompts:

@@ -227,8 +227,7 @@ def _new_cache(target: Target) -> Any:
         elif type(layer) not in (DynamicLayer, LinearAttentionLayer):
             raise UserError(
                 f"target {target.info.model!r} ({target.info.family}): layer {index} keeps its memory as "
-                f"{type(layer).__name__}, "
-                "which this decoder cannot roll back"
+                f"{type(layer).__name__}, which this decoder cannot roll back"
             )
     return cache
 
@@ -248,8 +247,7 @@ def _find_mixers(target: Target, cache: Any) -> dict[int, nn.Module]:
         if len(found) != 1:
             raise UserError(
                 f"target {target.info.model!r} ({target.info.family}): cannot tell which part of layer "
-                f"{index} is recurrent, "
-                "so rejected tokens could not be rolled back"
+                f"{index} is recurrent, so rejected tokens could not be rolled back"
             )
         mixers[index] = found[0]
     return mixers

@@ -70,8 +70,7 @@ class DrafterShape:
         if config.hidden_size and config.hidden_size != info.hidden_size:
             raise UserError(
                 f"drafter.hidden_size = {config.hidden_size}: target {info.model!r} has {info.hidden_size}; "
-                "they share the "
-                "embedding and the head, so they must be equal (0 takes the target's)"
+                "they share the embedding and the head, so they must be equal (0 takes the target's)"
             )
         intermediate = config.intermediate_size or info.intermediate_size
         if not intermediate:

@@ -128,8 +128,7 @@ def resolve_mask_token(config: DrafterConfig, info: TargetInfo, tokenizer: Any =
     if token is None:
         raise UserError(
             f"no mask token known for target {info.model!r} ({info.family}): set drafter.mask_token_id to an "
-            "unused row "
-            f"of its embedding (0 to {info.vocab_size - 1})"
+            f"unused row of its embedding (0 to {info.vocab_size - 1})"
         )
     if not 0 <= token < info.vocab_size:
         raise UserError(f"{source} = {token}: outside the target's vocabulary of {info.vocab_size} rows")

@@ -41,8 +41,7 @@ class FakeDeviceWay:
     )
     does_not_see = (
         "waits that read nothing (synchronize, empty_cache), copies to the device, pageable memory, what "
-        "depends on values; "
-        "answers are zeros, so the program may take another path"
+        "depends on values; answers are zeros, so the program may take another path"
     )
     claims = frozenset({"item", "mask_read", "backward_sync", "monitor_sync"})
     device = "meta"

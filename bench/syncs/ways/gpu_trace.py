@@ -36,8 +36,7 @@ class GpuTraceWay:
     name = "GPU trace"
     sees = (
         "device, stream and event synchronisation of PyTorch, whoever asks for it, in the thread that waits "
-        "and in backward; "
-        "blocks of the caching allocator, events created and recorded"
+        "and in backward; blocks of the caching allocator, events created and recorded"
     )
     does_not_see = (
         "asynchronous copies on pageable memory, the driver's allocations and frees, empty_cache, kernels of "

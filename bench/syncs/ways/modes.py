@@ -23,14 +23,12 @@ class ModesWay:
     name = "modes"
     sees = (
         "every operator of the thread and of its backward that would wait on a GPU, the Python reads that "
-        "dispatch nothing "
-        "(tolist, numpy, cpu, print), blocking and pageable copies, synchronize calls from Python; kernels, "
-        "copies, allocations"
+        "dispatch nothing (tolist, numpy, cpu, print), blocking and pageable copies, synchronize calls from "
+        "Python; kernels, copies, allocations"
     )
     does_not_see = (
         "waits inside C++ (the allocator, other libraries), compiled regions, numpy() and the like inside "
-        "torch's own Python, "
-        "names imported before it was armed"
+        "torch's own Python, names imported before it was armed"
     )
     claims = frozenset(
         {

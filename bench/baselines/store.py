@@ -323,8 +323,7 @@ def compare(baseline: Baseline, now: Sequence[Throughput]) -> Comparison:
 def view(
     machine: Machine, config: ConfigRef, throughput: Throughput | None, root: Path = ROOT
 ) -> BaselineView:
-    """How the stored figures look from this run, for the receipt; with none of its own, one that belongs
-    elsewhere.
+    """How the stored figures look from this run, for the receipt; with none of its own, one of this machine.
 
     Raises:
         UserError: a broken file.
@@ -332,13 +331,12 @@ def view(
     stored = read_all(root)
     found = match(stored, machine, config)
     baseline, status, note = found.baseline, found.status, found.message
-    if baseline is None and stored:
-        path, baseline = next(iter(stored.items()))
-        status = Status.OTHER_CONFIG if baseline.belongs_to(machine) else Status.OTHER_MACHINE
-        where = (
-            "this machine" if baseline.belongs_to(machine) else f"another machine ({baseline.machine.key})"
-        )
-        note = f"{path}: {_describe(baseline)} belongs to {where} and config {baseline.config.name!r}. {note}"
+    ours = next((entry for entry in stored.items() if entry[1].belongs_to(machine)), None)
+    if baseline is None and ours is not None:
+        # Another machine's figure says nothing here; one of this machine says at least what it once did.
+        path, baseline = ours
+        status = Status.OTHER_CONFIG
+        note = f"{path}: {_describe(baseline)} belongs to config {baseline.config.name!r}. {note}"
     if baseline is None:
         return BaselineView(status=status.value, note=note)
     judged = compare(baseline, [throughput]) if status is Status.MATCH and throughput is not None else None

@@ -1,11 +1,16 @@
-"""Every command in the README runs: with a user's small data in place of long runs, and nothing else
-changed."""
+"""Every command of a page runs: with a user's small data in place of long runs, and nothing else changed.
+
+The pages are those that people write. Programs make docs/metrics.md and docs/syncs.md, and other tests hold
+those.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -20,7 +25,17 @@ from dflash.cli import run
 from tests.pipeline.run import SMALL, write_ids
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+MADE = ("metrics.md", "syncs.md")
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "baselines/README.md")),
+    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in MADE),
+)
+COLUMNS = 110
+"""Of a page's prose. Tables, reports and commands are as wide as they are."""
+STARTS = r"((?:dflash|python -m|pytest) .*?)(?:\s{2,}#.*)?$"
+"""A line that starts a program, and the remark behind it."""
+OURS = r"`((?:baselines|bench|configs|dflash|docs|steptime|tests|\.github)/[\w./*-]*)`"
+"""A file or folder of this repository, named in a page's prose."""
 # Later settings win, so the README's own stay and only size, place and model change.
 SMALL_RUN = (
     *SMALL,
@@ -38,9 +53,14 @@ SLOW = ("dflash eval", "dflash export", "python -m bench syncs")
 
 
 def commands() -> list[str]:
-    """The indented lines of the README that start a program."""
-    found = re.findall(r"^    ((?:dflash|python -m|pytest) .*?)(?:\s{2,}#.*)?$", README, flags=re.MULTILINE)
-    assert found, "the README shows no command"
+    """The lines of the pages that start a program, indented or in a fence."""
+    found: list[str] = []
+    for page in PAGES:
+        text, fences = page.read_text(encoding="utf-8"), r"^```\n(.*?)^```"
+        lines = re.findall(r"^    (.*)$", text, flags=re.MULTILINE)
+        for fence in re.findall(fences, text, flags=re.DOTALL | re.MULTILINE):
+            lines += fence.splitlines()
+        found += [match[1] for line in lines if (match := re.match(STARTS, line))]
     return sorted(set(found))
 
 
@@ -117,15 +137,27 @@ def doctor(words: list[str], folder: Path) -> None:
 
 def checked_elsewhere(words: list[str], folder: Path) -> None:
     """Commands whose behaviour has tests of its own; here only that they are known."""
-    known(words[4:], [sys.executable, "-m", "bench", words[3], "--help"])
+    names = words[3:5] if words[3] == "baseline" else words[3:4]
+    known(words[3 + len(names) :], [sys.executable, "-m", "bench", *names, "--help"])
+
+
+def module(words: list[str], folder: Path) -> None:
+    assert importlib.util.find_spec(words[2]) is not None
 
 
 def known(words: list[str], help_command: list[str]) -> None:
-    shown = subprocess.run(help_command, capture_output=True, text=True, cwd=ROOT)
-    assert shown.returncode == 0, shown.stderr
+    shown = help_text(tuple(help_command))
     for word in words:
         if word.startswith("--") and word != "--":
-            assert word.partition("=")[0] in shown.stdout
+            assert word.partition("=")[0] in shown
+
+
+@functools.cache
+def help_text(command: tuple[str, ...]) -> str:
+    environment = os.environ | {"COLUMNS": "200"}
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
 
 
 def nox_session(words: list[str], folder: Path) -> None:
@@ -136,9 +168,19 @@ def install(words: list[str], folder: Path) -> None:
     """What CI's own environment is made of: the lock, and the project with an extra that it has."""
     assert (ROOT / words[words.index("-c") + 1]).exists()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (
-        words[words.index("-e") + 1].removeprefix(".[").removesuffix("]") in project["optional-dependencies"]
-    )
+    extra = words[words.index("-e") + 1].removeprefix(".[").removesuffix("]")
+    assert extra in project["optional-dependencies"]
+    lock = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = {line.partition("==")[0] for line in lock.splitlines()}
+    assert set(words[words.index("-e") + 2 :]) <= pinned
+
+
+def hooks(words: list[str], folder: Path) -> None:
+    assert (ROOT / ".pre-commit-config.yaml").exists()
+
+
+def nox_alone(words: list[str], folder: Path) -> None:
+    assert words[-1] == "nox"
 
 
 def pytest_face(words: list[str], folder: Path) -> None:
@@ -151,10 +193,14 @@ RUNNERS = {
     "dflash eval": evaluate,
     "dflash export": export,
     "dflash doctor": doctor,
-    "python -m bench": checked_elsewhere,
+    "python -m bench ": checked_elsewhere,
+    "python -m bench.": module,
+    "python -m dflash.": module,
     "python -m nox": nox_session,
     "python -m pip install nox && python -m nox": nox_session,
     "python -m pip install -c": install,
+    "python -m pip install pre-commit": hooks,
+    "python -m pip install nox": nox_alone,
     "pytest bench/": pytest_face,
 }
 
@@ -173,6 +219,48 @@ def test_the_command_runs(command, tmp_path, monkeypatch):
     runner(words[1:] if words[0] == "dflash" else words, tmp_path)
 
 
-def test_the_links_of_the_readme_lead_somewhere():
-    for target in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    """Its links, and the files and folders of this repository in its prose."""
+    assert missing(prose(page.read_text(encoding="utf-8")), page.parent) == []
+
+
+@pytest.mark.fault
+def test_a_name_of_nothing_and_a_wide_line_would_be_seen() -> None:
+    text = "See [this](docs/gone.md), `bench/gone.py` and `bench/cli.py`.\n```\n`bench/example.py`\n```\n"
+    assert missing(prose(text), ROOT) == ["docs/gone.md", "bench/gone.py"]
+    assert wide(f"| {'x' * COLUMNS} |\n{'x' * (COLUMNS + 1)}\n") == ["x" * (COLUMNS + 1)]
+
+
+def missing(text: str, folder: Path) -> list[str]:
+    links = [
+        target for target in re.findall(r"\]\(((?!http)[^)#]+)\)", text) if not (folder / target).exists()
+    ]
+    return links + [name for name in re.findall(OURS, text) if not list(ROOT.glob(name.rstrip("/")))]
+
+
+def test_the_drawings_use_the_names_of_the_code() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = set(re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", text)) - {"TensorBoard"}
+    sources = [
+        path.read_text(encoding="utf-8")
+        for room in ("dflash", "bench")
+        for path in (ROOT / room).rglob("*.py")
+    ]
+    defined = {name for source in sources for name in re.findall(r"^class (\w+)", source, flags=re.MULTILINE)}
+    assert len(drawn) >= 8
+    assert drawn <= defined
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_narrow(page: Path) -> None:
+    assert wide(prose(page.read_text(encoding="utf-8"))) == []
+
+
+def wide(text: str) -> list[str]:
+    return [line for line in text.splitlines() if len(line) > COLUMNS and not line.startswith(("|", "    "))]
+
+
+def prose(text: str) -> str:
+    """A page without its fences."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)

@@ -1,5 +1,4 @@
-"""The worked examples of CONTRIBUTING.md run as they stand there, each by the paths that the real things of
-its kind take."""
+"""The worked examples of CONTRIBUTING.md run as they stand there, as the real things of their kinds do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Issue forms, the pull request template and the hooks ask for what a maintainer needs, and run what nox
-runs."""
+"""Issue forms and the pull request template ask for what a maintainer needs; the hooks run what nox runs."""
 
 from __future__ import annotations
 
@@ -36,21 +35,16 @@ def test_a_form_asks_for_the_doctor_and_the_receipt(form: Path) -> None:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_a_form_is_one(form: Path) -> None:
     pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed")
-    command = [
-        sys.executable,
-        "-m",
-        "check_jsonschema",
-        "--builtin-schema",
-        "vendor.github-issue-forms",
-        str(form),
-    ]
+    schema = "vendor.github-issue-forms"
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(form)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "asked", ["receipt.json", "python -m bench gate", "planted fault", "exit code", "pages"]
-)
+ASKED = ["receipt.json", "python -m bench gate", "planted fault", "exit code", "pages"]
+
+
+@pytest.mark.parametrize("asked", ASKED)
 def test_a_pull_request_says_what_was_measured(asked: str) -> None:
     assert asked in (ROOT / ".github" / "pull_request_template.md").read_text(encoding="utf-8")
 

@@ -12,13 +12,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
+from steptime import commandline
 from steptime.errors import UserError
-
-# Typer carries a copy of click in some releases and uses the package in others; the class is the base of its
-# own errors.
-_UsageError: type[Exception] = next(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
-)  # type: ignore[assignment, misc]
 
 COMMANDS = ("prepare", "train", "eval", "export", "doctor")
 
@@ -27,12 +22,8 @@ def build_app() -> typer.Typer:
     """All commands; each registers itself, and imports what is heavy only when it runs."""
     import importlib
 
-    app = typer.Typer(
-        name="dflash",
-        help="Train DFlash drafters, and see where the time goes without paying for it.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
+    app = commandline.make_app(
+        help="Train DFlash drafters, and see where the time goes without paying for it."
     )
     for name in COMMANDS:
         importlib.import_module(f"dflash.commands.{name}").register(app)
@@ -46,24 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
-    command = typer.main.get_command(build_app())
     try:
-        result = command.main(
-            args=list(arguments) if arguments is not None else None, prog_name="dflash", standalone_mode=False
-        )
+        return commandline.call(build_app(), sys.argv[1:] if arguments is None else arguments, "dflash")
     except UserError as error:
         sys.stderr.write(f"dflash: error: {error}\n")
-        return 2
-    except _UsageError as error:
-        text = error.format_message()  # type: ignore[attr-defined]
-        sys.stderr.write(
-            f"{text}\n" if type(error).__name__ == "NoArgsIsHelpError" else f"dflash: error: {text}\n"
-        )
         return 2
     except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("dflash: interrupted\n")
         return 130
-    return result if isinstance(result, int) else 0
 
 
 if __name__ == "__main__":

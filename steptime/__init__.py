@@ -1,6 +1,7 @@
 """What measuring a training step needs from torch alone, and no trainer.
 
 - `errors`: the exception for a user's mistake;
+- `commandline`: typer command lines that make every mistake such an exception (needs typer, and no torch);
 - `host_memory`: which CPU tensors stand for host memory where the "GPUs" are the CPU;
 - `syncs`: CUDA's rules (what waits, what copies), the scopes of the workers, and what counts in them.
 

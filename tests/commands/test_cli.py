@@ -113,9 +113,40 @@ def test_a_missing_config_and_a_broken_one(tmp_path, capsys):
     assert "broken.toml: not valid TOML" in second
 
 
-def test_an_unknown_option_is_one_line(capsys):
-    assert run(["train", "--confg", "x"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--confg", "x"], "no such option --confg; did you mean '--config'?"),
+        (["trian"], "no such command 'trian'; did you mean 'train'?"),
+        (["eval", "--limit", "x"], "argument --limit: "),
+        (["eval", "--limit"], "option '--limit' requires an argument"),
+        (["export", "--out", "x"], "missing option '--checkpoint'"),
+        (["train", "x"], "unexpected extra argument"),
+    ],
+)
+def test_a_mistake_in_the_words_is_one_line_and_names_the_nearest(words, said, capsys):
+    assert run(words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("dflash: error: ")
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_without_words_the_help_is_shown_and_the_code_is_2(capsys):
+    assert run([]) == 2
+    captured = capsys.readouterr()
+    assert "train" in captured.out
+    assert captured.err == ""
+
+
+def test_ctrl_c_is_130_and_says_so(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dflash.commands.checks.examine", interrupted)
+    assert run(["doctor"]) == 130
+    assert capsys.readouterr().err == "dflash: interrupted\n"
 
 
 @pytest.mark.parametrize("name", ["cpu-tiny", "h200-single", "pro6000x8-qwen3.6-27b"])

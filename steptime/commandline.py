@@ -1,0 +1,71 @@
+"""Typer command lines. A mistake in the words is a one-line `UserError` with the nearest command or
+option."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from steptime.errors import UserError, nearest
+
+# Typer carries a copy of click in some releases and uses the package in others.
+_ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+class Group(TyperGroup):
+    """Several commands. A word that is none of them names the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            raise UserError(f"no such command {args[0]!r}{nearest(args[0], self.commands)} ({_listed(self)})")
+        return super().resolve_command(ctx, args)
+
+
+def make_app(**settings: Any) -> typer.Typer:
+    """An app without shell completion. Tracebacks stay Python's own."""
+    return typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False, **settings)
+
+
+def call(app: typer.Typer, words: Sequence[str], program: str) -> int:
+    """Run a command line; its exit code. Without words it prints the help, and the code is 2.
+
+    Typer's own entry is not used. It ends Ctrl-C in silence, a closed pipe with 1, which is a verdict.
+
+    Raises:
+        UserError: no such command or option, or a value that does not fit.
+    """
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context(program, list(words) or ["--help"]) as context:
+            result = command.invoke(context)
+    except typer.Exit as leave:
+        return leave.exit_code if words else 2
+    except _ClickException as error:
+        raise UserError(_complaint(error)) from None
+    return result if isinstance(result, int) else 0
+
+
+def _complaint(error: Any) -> str:
+    """Click's error in one line, and where the help is."""
+    context, kind = getattr(error, "ctx", None), type(error).__name__
+    text = error.format_message()
+    if kind == "NoSuchOption" and context is not None:
+        parameters = context.command.get_params(context)
+        known = [word for one in parameters if one.param_type_name == "option" for word in one.opts]
+        text = f"no such option {error.option_name}{nearest(error.option_name, known)}"
+    elif kind == "BadParameter" and error.param is not None:
+        text = f"argument {'/'.join(error.param.opts)}: {error.message}"
+    text = " ".join(text.split()).rstrip(".")
+    text = text[:1].lower() + text[1:]
+    if context is None:
+        return text
+    if kind == "UsageError" and isinstance(context.command, Group):
+        text += f" ({_listed(context.command)})"
+    return f"{text} (see {context.command_path} --help)"
+
+
+def _listed(group: Group) -> str:
+    return f"there are {', '.join(group.commands)}"

@@ -1,5 +1,4 @@
-"""Typer command lines. A mistake in the words is a one-line `UserError` with the nearest command or
-option."""
+"""Typer command lines. A mistake in the words is one line, a `UserError`, and names the nearest word."""
 
 from __future__ import annotations
 
@@ -30,19 +29,20 @@ def make_app(**settings: Any) -> typer.Typer:
 
 
 def call(app: typer.Typer, words: Sequence[str], program: str) -> int:
-    """Run a command line; its exit code. Without words it prints the help, and the code is 2.
+    """Run a command line; its exit code. Where a command is missing it prints the help, and the code is 2.
 
-    Typer's own entry is not used. It ends Ctrl-C in silence, a closed pipe with 1, which is a verdict.
+    Typer's own entry is not used. It ends Ctrl-C in silence, and a closed pipe with code 1, a verdict.
 
     Raises:
         UserError: no such command or option, or a value that does not fit.
     """
     command = typer.main.get_command(app)
+    nothing = isinstance(command, Group) and not words
     try:
-        with command.make_context(program, list(words) or ["--help"]) as context:
+        with command.make_context(program, ["--help"] if nothing else list(words)) as context:
             result = command.invoke(context)
     except typer.Exit as leave:
-        return leave.exit_code if words else 2
+        return 2 if nothing else leave.exit_code
     except _ClickException as error:
         raise UserError(_complaint(error)) from None
     return result if isinstance(result, int) else 0
@@ -53,8 +53,8 @@ def _complaint(error: Any) -> str:
     context, kind = getattr(error, "ctx", None), type(error).__name__
     text = error.format_message()
     if kind == "NoSuchOption" and context is not None:
-        parameters = context.command.get_params(context)
-        known = [word for one in parameters if one.param_type_name == "option" for word in one.opts]
+        options = [one for one in context.command.get_params(context) if one.param_type_name == "option"]
+        known = [word for one in options for word in one.opts + one.secondary_opts]
         text = f"no such option {error.option_name}{nearest(error.option_name, known)}"
     elif kind == "BadParameter" and error.param is not None:
         text = f"argument {'/'.join(error.param.opts)}: {error.message}"

@@ -6,109 +6,87 @@ Every stage leaves its result in the run's folder, and the same command goes on 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+from bench import arguments
 from bench.acceptance.recipe import Recipe
-from bench.cli import Parser
+from bench.arguments import option
 from dflash.data.prepare import Fields
+from steptime.commandline import call, make_app
 from steptime.errors import UserError
 
-EPILOG = """exit codes:
-  0 the goal is reached and every prompt's text is the target's own    1 not    2 usage error"""
+EPILOG = """\b
+exit codes:
+  0 the goal is reached and every prompt's text is the target's own
+  1 not
+  2 usage error"""
 
 
-def parser() -> Parser:
-    """The options."""
-    found = Parser(
-        prog="python -m bench.acceptance",
-        description=(
-            "Acceptance length before and after training, on held-out prompts; everything made here, on the "
-            "CPU."
-        ),
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = found.add_argument
-    add(
-        "--config",
-        type=Path,
-        default=Path("configs/acceptance.toml"),
-        help="shape of the target, drafter, training",
-    )
-    add(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting over the file's",
-    )
-    add(
-        "--data",
-        type=Path,
-        metavar="FILE",
-        help="your own data to train on (default: the standard library's functions)",
-    )
-    add("--heldout", type=Path, metavar="FILE", help="your own data to evaluate on")
-    add("--user", default="question", metavar="FIELD", help="the question's field, when it is no chat file")
-    add("--assistant", default="answer", metavar="FIELD", help="the answer's field")
-    add("--out", type=Path, metavar="DIR", help="run folder; finished stages there are kept")
-    add("--quick", action="store_true", help="every stage in about a minute, without a goal")
-    add("--target-tokens", type=int, metavar="N", help="tokens that the target is trained on")
-    add(
-        "--answers",
-        type=int,
-        metavar="N",
-        help="conversations whose answers the target rewrites; 0 keeps the file's",
-    )
-    add("--answer-tokens", type=int, metavar="N", help="longest answer")
-    add("--steps", type=int, metavar="N", help="steps of the drafter")
-    add("--prompts", type=int, metavar="N", help="held-out prompts")
-    add("--goal", type=float, metavar="TAU", help="acceptance length to reach")
-    return found
+def build_app() -> typer.Typer:
+    """The one command."""
+    app = make_app(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+    app.command(epilog=EPILOG)(accept)
+    return app
 
 
-def recipe_of(options: argparse.Namespace) -> Recipe:
-    """The standard recipe with what was asked for."""
-    recipe = Recipe().quick() if options.quick else Recipe()
-    if options.target_tokens is not None:
-        recipe = replace(recipe, target=replace(recipe.target, tokens=options.target_tokens))
-    asked = {
-        "answers": options.answers,
-        "answer_tokens": options.answer_tokens,
-        "steps": options.steps,
-        "heldout": options.prompts,
-        "goal": options.goal,
-    }
-    return replace(recipe, **{name: value for name, value in asked.items() if value is not None})
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; returns the exit code."""
+def accept(
+    config: Annotated[
+        str,
+        option("--config FILE", "shape of the target, drafter, training (default configs/acceptance.toml)"),
+    ] = "configs/acceptance.toml",
+    settings: arguments.Settings = None,
+    data: Annotated[
+        Path | None,
+        option("--data FILE", "your own data to train on (default: the standard library's functions)"),
+    ] = None,
+    heldout: Annotated[Path | None, option("--heldout FILE", "your own data to evaluate on")] = None,
+    user: Annotated[str, option("--user FIELD", "the question's field, if it is no chat file")] = "question",
+    assistant: Annotated[str, option("--assistant FIELD", "the answer's field")] = "answer",
+    out: Annotated[Path | None, option("--out DIR", "run folder; finished stages there are kept")] = None,
+    quick: Annotated[bool, option("--quick", "every stage in about a minute, without a goal")] = False,
+    target_tokens: Annotated[
+        int | None,
+        option("--target-tokens N", "tokens that the target is trained on"),
+    ] = None,
+    answers: Annotated[
+        int | None,
+        option("--answers N", "conversations whose answers the target rewrites; 0 keeps the file's"),
+    ] = None,
+    answer_tokens: Annotated[int | None, option("--answer-tokens N", "longest answer")] = None,
+    steps: Annotated[int | None, option("--steps N", "steps of the drafter")] = None,
+    prompts: Annotated[int | None, option("--prompts N", "held-out prompts")] = None,
+    goal: Annotated[float | None, option("--goal TAU", "acceptance length to reach")] = None,
+) -> int:
+    """Acceptance length before and after training, on held-out prompts; everything made here, on the CPU."""
     from bench.acceptance.stages import AcceptanceRun
 
+    recipe = Recipe().quick() if quick else Recipe()
+    if target_tokens is not None:
+        recipe = replace(recipe, target=replace(recipe.target, tokens=target_tokens))
+    asked: dict[str, Any] = {"answers": answers, "answer_tokens": answer_tokens, "steps": steps}
+    asked |= {"heldout": prompts, "goal": goal}
+    recipe = replace(recipe, **{name: value for name, value in asked.items() if value is not None})
+    folder = out or Path("runs") / f"acceptance-{time.strftime('%Y%m%d-%H%M%S')}"
+    return AcceptanceRun(
+        recipe, Path(config), settings or [], folder, data, heldout, Fields((user,), assistant)
+    ).all()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run; returns the exit code."""
     try:
-        options = parser().parse_args(arguments)
-        folder = options.out or Path("runs") / f"acceptance-{time.strftime('%Y%m%d-%H%M%S')}"
-        fields = Fields((options.user,), options.assistant)
-        return AcceptanceRun(
-            recipe_of(options),
-            options.config,
-            options.settings,
-            folder,
-            options.data,
-            options.heldout,
-            fields,
-        ).all()
+        return call(build_app(), sys.argv[1:] if words is None else words, "python -m bench.acceptance")
     except UserError as error:
         sys.stderr.write(f"bench.acceptance: error: {error}\n")
         return 2

@@ -6,13 +6,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from tabulate import tabulate
 
-from bench import files
+from bench import arguments, files
+from bench.arguments import option, to_minutes, to_natural
 from bench.baselines import recording, store
 from bench.machine import identity
 from bench.machine.commit import ROOT, git, read_commit
@@ -21,8 +24,15 @@ from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import ConfigRef, ExitCode, Verdict
 from bench.statistics.verdict import CODES
-from dflash.config import Config
+from dflash.config import Config, load_config
+from steptime.commandline import make_app
 from steptime.errors import UserError
+
+Sessions = Annotated[int, option("--sessions N", "fresh launches (default 3, compare 1)", to_natural)]
+Minutes = Annotated[float | None, option("--minutes M", "time for measuring in each session", to_minutes)]
+Receipts = Annotated[list[str] | None, option("--receipt FILE", "use a finished session; repeatable")]
+Note = Annotated[str, option("--note TEXT", "kept with the figure")]
+HELP = "Stored tokens per second of this machine: record (by hand, on a clean tree), compare, list."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,41 @@ class Options:
     minutes: float | None = None
     receipts: tuple[str, ...] = ()
     note: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command with its three actions."""
+    actions = make_app(help=HELP)
+    recorded = "measure several sessions and write baselines/<machine>/<config>.json"
+    actions.command("record", help=recorded, short_help="store a figure")(_action(run_record, 3))
+    actions.command("compare", help="hold new sessions against the stored figure")(_action(run_compare, 1))
+    actions.command("list", help="what is stored")(run_list)
+    app.add_typer(actions, name="baseline")
+
+
+def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[..., int]:
+    """`record` and `compare` take the same options; only their number of sessions differs."""
+
+    def action(
+        config: arguments.Config = arguments.CONFIG,
+        settings: arguments.Settings = None,
+        sessions: Sessions = launches,
+        minutes: Minutes = None,
+        receipts: Receipts = None,
+        note: Note = "",
+    ) -> int:
+        options = Options(
+            config=load_config(config, settings or ()),
+            config_path=config,
+            settings=tuple(settings or ()),
+            sessions=max(1, sessions),
+            minutes=minutes,
+            receipts=tuple(receipts or ()),
+            note=note,
+        )
+        return run(options, Reporter())
+
+    return action
 
 
 def run_list() -> int:

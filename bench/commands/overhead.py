@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from bench import files
+import typer
+
+from bench import arguments, files
+from bench.arguments import option, to_budget, to_minutes, to_names, to_percent
 from bench.baselines import store
 from bench.machine import identity, state
 from bench.machine.commit import read_commit
@@ -21,8 +25,8 @@ from bench.statistics.analysis import Analysis, analyse
 from bench.statistics.stopping import StoppingRule, judged
 from bench.statistics.verdict import Budgets, Judgement, judge
 from bench.subjects.protocol import Settings, Subject
-from bench.subjects.registry import SUBJECTS
 from bench.syncs import counting
+from dflash.config import load_config
 from steptime.errors import UserError
 
 MINUTES = 4.0
@@ -74,12 +78,70 @@ def make_subject(
     Raises:
         UserError: no such subject, or no such planted collector.
     """
+    from bench.subjects.registry import SUBJECTS  # heavy: torch
+
     kind = SUBJECTS[name]
     subject = kind.make(settings, inject_percent=inject_percent, plant=plant, time_stages=time_stages)
     if not kind.counted:
         return subject, None
     plants = [plant] if plant else []
     return subject, counting.ProcessCounter(kind.counted_as(settings), subject=name, plants=plants)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("overhead")(overhead)
+
+
+def overhead(
+    config: arguments.Config = arguments.CONFIG,
+    settings: arguments.Settings = None,
+    seed: arguments.Seed = 0,
+    out: arguments.Out = None,
+    quick: Annotated[bool, option("--quick", "isolated costs only; under 90 s in all")] = False,
+    minutes: Annotated[
+        float | None,
+        option("--minutes M", "time for measuring (default 4, quick 0.75)", to_minutes),
+    ] = None,
+    budget: Annotated[
+        float,
+        option("--budget PERCENT", "of all together, half for each (default 1%)", to_budget),
+    ] = 1.0,
+    only: Annotated[tuple, option("--only C,...", "measure these collectors only", to_names)] = (),
+    together: Annotated[
+        bool,
+        option("--together", "all collectors as one against off: more precise, blames none"),
+    ] = False,
+    inject: Annotated[
+        float,
+        option("--inject PERCENT", "add a collector of known cost, e.g. 2%", to_percent),
+    ] = 0.0,
+    plant: Annotated[str, option("--plant NAME", "add a bad collector, to see it found")] = "",
+    subject: arguments.Subject = "trainer",
+) -> int:
+    """What does each collector cost?
+    Every arm replays the same batches; costs come with intervals and a verdict.
+    """
+    options = Options(
+        config=load_config(config, settings or ()),
+        quick=quick,
+        minutes=minutes,
+        budget_percent=budget,
+        only=only,
+        together=together,
+        inject_percent=inject,
+        plant=plant,
+        seed=seed,
+        out=out,
+    )
+    measured, counter = make_subject(
+        subject,
+        options.config,
+        inject_percent=inject,
+        plant=plant,
+        time_stages=True,
+    )
+    return int(run_overhead(options, measured, Reporter(), count=counter).exit_code)
 
 
 def run_overhead(

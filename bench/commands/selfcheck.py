@@ -14,8 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from bench import files
+import typer
+
+from bench import arguments, files
+from bench.arguments import option, to_minutes, to_names, to_percents
 from bench.gate.session import gather
 from bench.gate.verdict import Options
 from bench.gate.worktrees import Tree
@@ -28,8 +32,7 @@ from bench.selfcheck.plant_check import check_plants
 from bench.selfcheck.rates import RateRow, Report
 from bench.selfcheck.stored_gates import Trial
 from bench.selfcheck.tables import to_json, to_markdown, to_text
-from bench.subjects.registry import SUBJECTS
-from dflash.config import Config
+from dflash.config import Config, load_config
 from steptime.errors import UserError
 
 MINUTES = 20.0
@@ -39,6 +42,62 @@ GATE_MINUTES = 1.5
 PLANT_SHARE = 0.4
 """Share of the time that planted faults may take."""
 GATES = "gates.jsonl"
+INJECT_HELP = """\
+real slowdowns to find, a gate of identical code before each (default 1,2,5);
+with a 0 in it just these, in turn"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command. Further words are files of `--again`, since an option takes one word here."""
+    app.command("selfcheck", context_settings={"allow_extra_args": True})(selfcheck)
+
+
+def selfcheck(
+    context: typer.Context,
+    config: arguments.Config = arguments.CONFIG,
+    settings: arguments.Settings = None,
+    seed: arguments.Seed = 0,
+    out: arguments.Out = None,
+    minutes: Annotated[float, option("--minutes M", "time in all (default 20)", to_minutes)] = MINUTES,
+    gate_minutes: Annotated[
+        float,
+        option("--gate-minutes M", "time of each gate (default 1.5)", to_minutes),
+    ] = GATE_MINUTES,
+    subjects: Annotated[
+        tuple,
+        option("--subjects S,...", "spin, trainer or both (default spin)", to_names),
+    ] = ("spin",),
+    inject: Annotated[tuple, option("--inject PERCENT,...", INJECT_HELP, to_percents)] = COSTS,
+    no_plants: Annotated[bool, option("--no-plants", "leave the planted faults out: gates only")] = False,
+    again: Annotated[
+        list[Path] | None,
+        option("--again FILE...", "judge the gates.jsonl of earlier checks; measure nothing"),
+    ] = None,
+) -> int:
+    """How often is the harness wrong?
+    Identical code, known slowdowns, planted faults; rates with exact bounds.
+    """
+    from bench.subjects.registry import SUBJECTS  # heavy: torch
+
+    if again:
+        return judge_again([*again, *map(Path, context.args)], out, Reporter())
+    if context.args:
+        raise UserError(f"unexpected word {context.args[0]!r}: files belong to --again")
+    for name in subjects:
+        SUBJECTS[name]  # an unknown one is refused before anything is measured
+    return run_selfcheck(
+        load_config(config, settings or ()),
+        config_path=config,
+        settings=settings or (),
+        minutes=minutes,
+        subjects=subjects,
+        gate_minutes=gate_minutes,
+        out=out,
+        reporter=Reporter(),
+        seed=seed,
+        injected=inject,
+        plants=not no_plants,
+    )
 
 
 def machine_in_words() -> str:
@@ -127,6 +186,8 @@ def _check_gates(
 
 def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
     """One gate of this tree against itself, head slowed by a known share."""
+    from bench.subjects.registry import SUBJECTS  # heavy: torch
+
     kind = SUBJECTS[subject]
     options = Options(
         base="HEAD",

@@ -12,7 +12,6 @@ from bench.records.receipt import Receipt
 from bench.records.types import Cost, Verdict
 from bench.report import formatting
 
-tables.MIN_PADDING = 0  # two blanks stand between columns as it is, and 80 columns are few
 STYLES = {
     Verdict.WITHIN: "32",
     Verdict.OVER: "1;31",
@@ -64,7 +63,11 @@ def cost_table(receipt: Receipt, *, color: bool = False) -> str:
     headers += ["ac-\ncounted\n%" if marginal else "accounted\n%", "syncs\nadded", "verdict"]
     rows = [_row(cost, marginal, color) for cost in costs]
     align = ["left", "right", *(["right"] if marginal else []), "right", "right", "left"]
-    return tabulate(rows, headers=headers, tablefmt="simple", colalign=align, disable_numparse=True)
+    padding, tables.MIN_PADDING = tables.MIN_PADDING, 0  # two blanks stand between columns as it is
+    try:
+        return tabulate(rows, headers=headers, tablefmt="simple", colalign=align, disable_numparse=True)
+    finally:
+        tables.MIN_PADDING = padding
 
 
 def _row(cost: Cost, marginal: bool, color: bool) -> list[str]:

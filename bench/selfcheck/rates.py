@@ -18,7 +18,6 @@ from bench.selfcheck import other_judges, stored_gates
 from bench.selfcheck.plant_check import PlantFound
 from bench.selfcheck.stored_gates import Trial
 from bench.statistics.contrasts import Rounds, contrasts
-from bench.subjects.registry import SUBJECTS
 from dflash.config import Config
 
 SCALED = (1.0, 2.0, 5.0)
@@ -183,6 +182,8 @@ def _noise_of(report: Report, trial: Trial) -> LaunchNoise:
 
 
 def _count(row: RateRow, evidence: GateEvidence) -> Verdict:
+    from bench.subjects.registry import SUBJECTS  # heavy: torch
+
     options = Options(base="HEAD", config=Config(), kind=SUBJECTS[row.subject])
     verdict = judge(options, evidence, counts_required=False).verdict
     row.runs += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import runpy
 import sys
@@ -13,48 +12,27 @@ from bench.syncs.count import SyncCount, count_syncs
 from steptime.errors import UserError
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench syncs",
-        usage="%(prog)s [options] -- SCRIPT [ARGS ...]",
-        description=(
-            "Runs a PyTorch program and counts the places where the host waits for a GPU, by role, kind and "
-            "line. Steps are those of its optimizer. Without a GPU it counts what would wait on one."
-        ),
-    )
-    parser.add_argument(
-        "--warmup", type=int, default=2, metavar="N", help="optimizer steps not counted (default %(default)s)"
-    )
-    parser.add_argument(
-        "--device", metavar="D", help="cuda, cpu, or cpu:0 for a program that calls its device so"
-    )
-    parser.add_argument("--work", action="store_true", help="also list operations, allocations and copies")
-    parser.add_argument("--json", metavar="FILE", help="write the counts")
-    parser.add_argument("--fail", action="store_true", help="exit code 1 when a host sync was counted")
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script; its exit code, or 1 with `--fail` and a sync.
+def run_and_report(
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    device: str | None,
+    warmup: int,
+    work: bool,
+    file: Path | None,
+    fail: bool,
+) -> int:
+    """Run the script and print what was counted; the script's exit code, or 1 with `fail` and a sync.
 
     Raises:
         UserError: there is no such script.
     """
-    options = build_parser().parse_args(
-        [word for word in (sys.argv[1:] if argv is None else argv) if word != "--"] if argv else argv
-    )
-    script = Path(options.script)
     if not script.is_file():
         raise UserError(f"python -m bench syncs: no such script: {script}")
-    code, counted = run(
-        script, options.arguments, device=options.device, warmup=options.warmup, work=options.work
-    )
-    print(report(counted, work=options.work))
-    if options.json:
-        Path(options.json).write_text(as_json(counted), encoding="utf-8")
+    code, counted = run(script, arguments, device=device, warmup=warmup, work=work)
+    print(report(counted, work=work))
+    if file:
+        file.write_text(as_json(counted), encoding="utf-8")
     if counted.warmup and not counted.finished:
         print(
             "error: the program took no optimizer step, so nothing was counted after the warm-up of "
@@ -62,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return code or 2
-    return code or int(options.fail and counted.total > 0)
+    return code or int(fail and counted.total > 0)
 
 
 def run(
@@ -109,7 +87,3 @@ def as_json(counted: SyncCount) -> str:
         "counts": rows,
     }
     return json.dumps(tree, indent=1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

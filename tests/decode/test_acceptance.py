@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from bench.acceptance.__main__ import main, parser, recipe_of
+from bench.acceptance.__main__ import main
 from bench.acceptance.language_model import Training, batches_of, rows_of
 from dflash.data.batch import Sample
 
@@ -48,12 +48,15 @@ def test_the_rate_rises_and_falls():
     assert rates[-1] == pytest.approx(0.1, abs=0.01)
 
 
-def test_what_is_asked_for_goes_over_the_recipe():
-    recipe = recipe_of(
-        parser().parse_args(["--answers", "0", "--steps", "7", "--target-tokens", "9", "--goal", "2.6"])
-    )
+def test_what_is_asked_for_goes_over_the_recipe(monkeypatch):
+    recipes = []
+    monkeypatch.setattr("bench.acceptance.stages.AcceptanceRun", lambda recipe, *rest: recipes.append(recipe))
+    for words in (["--answers", "0", "--steps", "7", "--target-tokens", "9", "--goal", "2.6"], []):
+        with pytest.raises(AttributeError, match="all"):
+            main(words)
+    recipe, standard = recipes
     assert (recipe.answers, recipe.steps, recipe.target.tokens, recipe.goal) == (0, 7, 9, 2.6)
-    assert recipe_of(parser().parse_args([])).goal == 2.3
+    assert standard.goal == 2.3
 
 
 @pytest.mark.parametrize(

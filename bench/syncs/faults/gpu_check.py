@@ -1,6 +1,6 @@
 """Everything about counting that needs a CUDA GPU, in under five minutes: one JSON and one Markdown page.
 
-    python -m bench.syncs.faults.gpu_check [--out DIR]
+    python -m bench gpu-check [--out DIR]
 
 Runs the `gpu` tests; every planted fault under every way; the truth table under the GPU trace hooks, CUPTI
 and the modes, beside what the modes predict on the CPU; the cost of event pairs; the collectors in the real
@@ -9,7 +9,6 @@ trainer with everything on one GPU. Without a CUDA device it says so, exits with
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -264,7 +263,7 @@ def page(check: Check) -> str:
     """The Markdown page."""
     parts = [
         f"# Checked on {check.gpu}\n",
-        f"`python -m bench.syncs.faults.gpu_check`, {check.seconds:.0f} s. "
+        f"`python -m bench gpu-check`, {check.seconds:.0f} s. "
         + ", ".join(f"{k} {v}" for k, v in check.versions.items())
         + ".\n",
         "## Outcome\n",
@@ -351,15 +350,8 @@ def _interval(interval: Mapping[str, float] | None) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def check_gpu(folder: Path) -> int:
     """0: everything as claimed; 1: not; 4: no CUDA device, nothing written."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.syncs.faults.gpu_check", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument(
-        "--out", default="gpu-check", metavar="DIR", help="folder for gpu-check.json and gpu-check.md"
-    )
-    options = parser.parse_args(argv)
     import torch
 
     if not torch.cuda.is_available():
@@ -372,7 +364,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{deadline.spent_s:5.0f} s  {part.__name__.replace('_', ' ')}", file=sys.stderr)
         part(check, deadline)
     check.seconds = deadline.spent_s
-    folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpu-check.json").write_text(
         json.dumps({"schema": "dflash-gpu-check/1", **asdict(check)}, indent=1), encoding="utf-8"
@@ -382,7 +373,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(line)
     print(f"{folder}/gpu-check.json, gpu-check.md")
     return int(bool(check.problems))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -240,7 +241,18 @@ def test_a_counting_process_that_failed_is_5(run) -> None:  # type: ignore[no-un
             ["gate", "--config", "/dev/null", "--base", "no-such-ref"],
             "--base no-such-ref: no such commit here",
         ),
-        (["baseline", "recrd"], "invalid choice: 'recrd'"),
+        (["baseline", "recrd"], "no such command 'recrd'; did you mean 'record'"),
+        (["baseline"], "missing command (there are record, compare, list)"),
+        (["gpu-chek"], "no such command 'gpu-chek'; did you mean 'gpu-check'"),
+        (["--hlp"], "no such option --hlp; did you mean '--help'"),
+        (["gate", "--base", "HEAD", "--minuts", "3"], "no such option --minuts; did you mean '--minutes'"),
+        (["baseline", "compare", "--receit", "x"], "no such option --receit; did you mean '--receipt'"),
+        (["gate", "--base"], "option '--base' requires an argument"),
+        (["overhead", "--inject", "200"], "argument --inject: '200' is outside 0% to 100%"),
+        (["overhead", "spin"], "unexpected extra argument"),
+        (["selfcheck", "--inject", "1,x"], "argument --inject: 'x' is not a percentage"),
+        (["selfcheck", "gates.jsonl"], "'gates.jsonl': files belong to --again"),
+        (["selfcheck", "--again", "one.jsonl", "two.jsonl"], "one.jsonl"),
         (["selfcheck", "--config", "/dev/null", "--subjects", "spi"], "did you mean 'spin'"),
         (["gate", "--base", "HEAD", "--subject", "spi"], "did you mean 'spin'"),
         (["syncs", "no-such-script.py"], "no such script: no-such-script.py"),
@@ -257,14 +269,16 @@ def test_a_mistake_is_one_line_and_2(
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("command", [[], ["overhead"], ["gate"], ["baseline", "record"], ["selfcheck"]])
+COMMANDS = [[], ["overhead"], ["gate"], ["baseline", "record"], ["selfcheck"], ["syncs"], ["gpu-check"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_names_every_option_and_the_exit_codes(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([*command, "--help"])
-    assert caught.value.code == 0
+    assert cli.main([*command, "--help"]) == 0
     text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
     if not command:
         assert all(name in text for name in cli.COMMANDS)
         assert "4 invalid, or another machine" in text
@@ -281,6 +295,65 @@ def test_help_names_every_option_and_the_exit_codes(
             "--out",
         )
         assert all(flag in text for flag in flags)
+
+
+def test_without_arguments_the_help_is_shown_and_the_code_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert "exit codes:" in captured.out
+    assert captured.err == ""
+
+
+def test_help_imports_no_torch() -> None:
+    """One process shows the help of every command."""
+    calls = "; ".join(f"cli.main({[*command, '--help']})" for command in COMMANDS)
+    code = f"import sys; from bench import cli; {calls}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_options_become_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Percents, minutes, lists and settings as the gate and the self-check get them."""
+    seen: list[Any] = []
+    monkeypatch.setattr("bench.commands.gate.run_gate", lambda options, _: seen.append(options) or within())
+    words = ["--config", "/dev/null", "--set", "train.steps=7", "--set", "train.steps=9", "--base", "HEAD"]
+    words += ["--budget", "2%", "--inject", "0.5", "--minutes", "3", "--seed", "4", "--launches", "5"]
+    assert cli.main(["gate", *words]) == ExitCode.WITHIN
+    (gate,) = seen
+    assert (gate.budget_percent, gate.inject_percent, gate.minutes) == (2.0, 0.5, 3.0)
+    assert (gate.seed, gate.launches, gate.config.train.steps) == (4, 5, 9)
+    assert (gate.kind.name, gate.out) == ("trainer", None)
+
+    checked: dict[str, Any] = {}
+    monkeypatch.setattr("bench.commands.selfcheck.run_selfcheck", lambda _, **got: checked.update(got) or 0)
+    words = ["--config", "/dev/null", "--subjects", "spin, trainer", "--inject", "0,1%", "--no-plants"]
+    assert cli.main(["selfcheck", *words]) == 0
+    assert (checked["subjects"], checked["injected"]) == (("spin", "trainer"), (0.0, 1.0))
+    assert checked["plants"] is False
+    assert cli.main(["selfcheck", "--config", "/dev/null"]) == 0
+    assert (checked["subjects"], checked["injected"], checked["plants"]) == (("spin",), (1.0, 2.0, 5.0), True)
+    assert (checked["minutes"], checked["gate_minutes"], checked["out"]) == (20.0, 1.5, None)
+
+
+def test_again_takes_several_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("bench.commands.selfcheck.judge_again", lambda *given: seen.append(given[:2]) or 0)
+    assert cli.main(["selfcheck", "--again", "a.jsonl", "b.jsonl", "--out", "there"]) == 0
+    assert seen == [([Path("a.jsonl"), Path("b.jsonl")], "there")]
+
+
+@fault
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, BrokenPipeError])
+def test_ctrl_c_and_a_closed_pipe_are_2(
+    raised: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run_list() -> int:
+        raise raised
+
+    monkeypatch.setattr("bench.commands.baseline.run_list", run_list)
+    assert cli.main(["baseline", "list"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == ("error: interrupted\n" if raised is KeyboardInterrupt else "")
 
 
 @pytest.mark.slow

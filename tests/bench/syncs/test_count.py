@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from bench import cli
 from bench.syncs.count import count_syncs
-from bench.syncs.run_script import main
 from dflash.observe.syncs import allowed_sync
 from steptime.errors import UserError
 
@@ -29,6 +30,10 @@ for step in range(6):
         loss.item()
 sys.exit(3 if "--leave" in sys.argv else 0)
 """
+
+
+def main(words: list[str]) -> int:
+    return cli.call(["syncs", *words])
 
 
 @pytest.fixture
@@ -111,6 +116,40 @@ def test_script_with_a_sync(script: str, capsys: pytest.CaptureFixture[str], tmp
 
 def test_the_scripts_exit_code_is_kept(script: str) -> None:
     assert main(["--", script, "--leave"]) == 3
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_the_scripts_arguments_are_its_own(
+    separator: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Even those that are options of the command, and a `--` among them."""
+    path = tmp_path / "shows.py"
+    path.write_text("import sys\nprint(sys.argv[1:])\n")
+    words = ["--help", "--fail", "--", "--json", "x", "-h"]
+    assert main(["--warmup", "0", *separator, str(path), *words]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(words)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--wramup", "2", "--", "train.py"], "no such option --wramup; did you mean '--warmup'"),
+        (["--warmup", "x", "--", "train.py"], "argument --warmup: 'x' is not a whole number"),
+        (["--fail"], "SCRIPT is missing"),
+        (["--fail", "--"], "SCRIPT is missing"),
+    ],
+)
+def test_a_mistake_names_the_nearest_option(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        main(words)
+
+
+def test_without_arguments_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "--warmup" in capsys.readouterr().out
 
 
 def test_a_script_without_steps_counts_for_nothing(

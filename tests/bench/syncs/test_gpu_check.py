@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import cli
 from bench.syncs.faults import gpu_check
 from bench.syncs.faults.gpu_check import Check, Deadline, disagreements, page, predictions
 
@@ -15,7 +16,7 @@ from bench.syncs.faults.gpu_check import Check, Deadline, disagreements, page, p
 def test_without_a_gpu_one_line_exit_4_and_no_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gpu_check.main(["--out", str(tmp_path / "out")]) == 4
+    assert cli.main(["gpu-check", "--out", str(tmp_path / "out")]) == 4
     assert (
         capsys.readouterr().err == "error: no CUDA device here; nothing was checked and no page is written\n"
     )

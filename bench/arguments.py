@@ -1,0 +1,74 @@
+"""The options of `python -m bench`: how a value is read, and those that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+
+def to_percent(text: str) -> float:
+    """`1%` or `1` as 1.0."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a percentage such as 1% or 0.5%") from None
+    if not 0.0 <= value < 100.0:
+        raise typer.BadParameter(f"{text!r} is outside 0% to 100%")
+    return value
+
+
+def to_budget(text: str) -> float:
+    """A percentage above 0: nothing can be shown to cost nothing at all."""
+    value = to_percent(text)
+    if value == 0.0:
+        raise typer.BadParameter("a budget of 0% cannot be met by any measurement; try 0.1%")
+    return value
+
+
+def to_minutes(text: str) -> float:
+    """Minutes above 0, at most a day."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number of minutes") from None
+    if not 0.0 < value <= 1440.0:
+        raise typer.BadParameter(f"{text!r} is not between 0 and 1440 minutes")
+    return value
+
+
+def to_natural(text: str) -> int:
+    """An integer of at least 0."""
+    if not text.isdigit():
+        raise typer.BadParameter(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def to_names(text: str) -> tuple[str, ...]:
+    """Comma-separated names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def to_percents(text: str) -> tuple[float, ...]:
+    """Comma-separated percentages."""
+    return tuple(to_percent(part) for part in text.split(","))
+
+
+def option(words: str, help: str, read: Callable[[str], Any] | None = None) -> Any:
+    """An option such as `--seed N`. Its help says the default; `read` makes the value of what is typed."""
+    name, _, metavar = words.partition(" ")
+
+    def value(given: Any) -> Any:
+        return read(given) if read and isinstance(given, str) else given  # a default is a value already
+
+    return typer.Option(name, metavar=metavar or None, help=help, show_default=False, parser=read and value)
+
+
+CONFIG = "configs/cpu-tiny.toml"
+
+Config = Annotated[str, option("--config FILE", f"TOML of what is trained (default {CONFIG})")]
+Settings = Annotated[list[str] | None, option("--set KEY=VALUE", "lay a setting over the config")]
+Seed = Annotated[int, option("--seed N", "order of the arms (default 0)", to_natural)]
+Out = Annotated[str | None, option("--out DIR", "folder for receipt and reports (default: below bench-out/)")]
+Subject = Annotated[str, option("--subject NAME", "trainer, or spin: light, of known speed")]

@@ -50,21 +50,18 @@ def call(app: typer.Typer, words: Sequence[str], program: str) -> int:
 
 def _complaint(error: Any) -> str:
     """Click's error in one line, and where the help is."""
-    context, kind = getattr(error, "ctx", None), type(error).__name__
-    text = error.format_message()
-    if kind == "NoSuchOption" and context is not None:
+    context: Any = getattr(error, "ctx", None)
+    kind, text = type(error).__name__, error.format_message()
+    if kind == "NoSuchOption":
         options = [one for one in context.command.get_params(context) if one.param_type_name == "option"]
-        known = [word for one in options for word in one.opts + one.secondary_opts]
-        text = f"no such option {error.option_name}{nearest(error.option_name, known)}"
-    elif kind == "BadParameter" and error.param is not None:
+        near = nearest(error.option_name, [word for one in options for word in one.opts + one.secondary_opts])
+        text = f"no such option {error.option_name}{near}"
+    elif kind == "BadParameter" and error.param:
         text = f"argument {'/'.join(error.param.opts)}: {error.message}"
+    elif kind == "UsageError" and isinstance(context.command, Group):
+        text = f"{text.rstrip('.')} ({_listed(context.command)})"
     text = " ".join(text.split()).rstrip(".")
-    text = text[:1].lower() + text[1:]
-    if context is None:
-        return text
-    if kind == "UsageError" and isinstance(context.command, Group):
-        text += f" ({_listed(context.command)})"
-    return f"{text} (see {context.command_path} --help)"
+    return text[:1].lower() + text[1:] + (f" (see {context.command_path} --help)" if context else "")
 
 
 def _listed(group: Group) -> str:

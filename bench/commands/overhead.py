@@ -122,8 +122,9 @@ def overhead(
     """What does each collector cost?
     Every arm replays the same batches; costs come with intervals and a verdict.
     """
+    loaded = load_config(config, settings or ())
     options = Options(
-        config=load_config(config, settings or ()),
+        config=loaded,
         quick=quick,
         minutes=minutes,
         budget_percent=budget,
@@ -134,13 +135,7 @@ def overhead(
         seed=seed,
         out=out,
     )
-    measured, counter = make_subject(
-        subject,
-        options.config,
-        inject_percent=inject,
-        plant=plant,
-        time_stages=True,
-    )
+    measured, counter = make_subject(subject, loaded, inject_percent=inject, plant=plant, time_stages=True)
     return int(run_overhead(options, measured, Reporter(), count=counter).exit_code)
 
 

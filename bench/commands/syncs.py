@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +32,19 @@ def syncs(
     """Runs a PyTorch program and counts the places where the host waits for a GPU, by role, kind and line.
     Steps are those of its optimizer. Without a GPU it counts what would wait on one.
     """
-    from bench.syncs.run_script import run_and_report
+    from bench.syncs import run_script
 
     if not context.args:
         raise UserError("python -m bench syncs: SCRIPT is missing (see python -m bench syncs --help)")
     script, *words = context.args
-    return run_and_report(Path(script), words, device=device, warmup=warmup, work=work, file=json, fail=fail)
+    if not Path(script).is_file():
+        raise UserError(f"python -m bench syncs: no such script: {script}")
+    code, counted = run_script.run(Path(script), words, device=device, warmup=warmup, work=work)
+    print(run_script.report(counted, work=work))
+    if json:
+        json.write_text(run_script.as_json(counted), encoding="utf-8")
+    if counted.warmup and not counted.finished:
+        missing = f"nothing was counted after the warm-up of {counted.warmup}"
+        print(f"error: the program took no optimizer step, so {missing}", file=sys.stderr)
+        return code or 2
+    return code or int(fail and counted.total > 0)

@@ -1,4 +1,4 @@
-"""`python -m bench syncs -- SCRIPT ARGS`: run any PyTorch program and print the host syncs of its steps."""
+"""Runs any PyTorch program and reports the host syncs of its steps."""
 
 from __future__ import annotations
 
@@ -9,38 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.syncs.count import SyncCount, count_syncs
-from steptime.errors import UserError
-
-
-def run_and_report(
-    script: Path,
-    arguments: Sequence[str],
-    *,
-    device: str | None,
-    warmup: int,
-    work: bool,
-    file: Path | None,
-    fail: bool,
-) -> int:
-    """Run the script and print what was counted; the script's exit code, or 1 with `fail` and a sync.
-
-    Raises:
-        UserError: there is no such script.
-    """
-    if not script.is_file():
-        raise UserError(f"python -m bench syncs: no such script: {script}")
-    code, counted = run(script, arguments, device=device, warmup=warmup, work=work)
-    print(report(counted, work=work))
-    if file:
-        file.write_text(as_json(counted), encoding="utf-8")
-    if counted.warmup and not counted.finished:
-        print(
-            "error: the program took no optimizer step, so nothing was counted after the warm-up of "
-            f"{counted.warmup}",
-            file=sys.stderr,
-        )
-        return code or 2
-    return code or int(fail and counted.total > 0)
 
 
 def run(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from steptime.errors import UserError
+from steptime.files import atomic_text
 
 DEFAULT_ROOT = Path("bench-out")
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -55,13 +56,9 @@ def child_environment() -> dict[str, str]:
 
 
 def write(path: Path, text: str) -> None:
-    """Temp file, fsync, rename: a reader sees the old file, the new one or none."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(draft, "w", encoding="utf-8") as handle:
+    """The whole file or none: a reader sees the old one, the new one or nothing."""
+    with atomic_text(path) as handle:
         handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(draft, path)
 
 
 def now_utc() -> str:

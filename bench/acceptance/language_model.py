@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash.data.batch import Sample
-from dflash.data.files import Progress
+from dflash.data.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from bench.acceptance import language_model
 from bench.acceptance.recipe import Corpus, Recipe, build_corpus, drafter_settings
 from bench.progress import Reporter
 from dflash.config import Config, load_config
-from dflash.data.files import atomic_folder, atomic_text
 from dflash.data.generators import TargetGenerator
 from dflash.data.prepare import Fields
 from dflash.data.regenerate import read_tasks, regenerate
@@ -30,6 +29,7 @@ from dflash.models.target import Target, build_tiny, inspect_target, load_target
 from dflash.pipeline.trained import load_trained
 from dflash.release.export import export
 from dflash.release.released import build_drafter, load_released
+from steptime.files import atomic_folder, atomic_text
 
 SCHEMA = "dflash-acceptance/1"
 T = TypeVar("T")

@@ -27,6 +27,7 @@ from bench.baselines.store import (
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ConfigRef, ExitCode, Machine, Verdict
 from steptime.errors import UserError
+from steptime.files import atomic_text
 
 
 def stale(receipt: Receipt, machine: Machine, config: ConfigRef, commit: Commit) -> list[str]:
@@ -144,13 +145,8 @@ def refuse_recording(*, dirty: bool, environment: Mapping[str, str] = os.environ
 def write(baseline: Baseline, root: Path = ROOT) -> Path:
     """Write the file whole or not at all (temporary file, fsync, rename). Returns its path."""
     path = root / baseline.machine.key / f"{baseline.config.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = to_json(baseline)
     parse(text, str(path))
-    temporary = path.with_suffix(".json.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with atomic_text(path) as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
     return path

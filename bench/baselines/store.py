@@ -183,11 +183,6 @@ def _shorten(path: Path) -> Path:
     return path if short.parts[:1] == ("..",) else short
 
 
-def path_of(root: Path, machine: Machine, config_name: str) -> Path:
-    """Where the baseline of this machine and config lies."""
-    return root / machine.key / f"{config_name}.json"
-
-
 def to_json(baseline: Baseline) -> str:
     """The file's text, `schema` first."""
     tree = _ADAPTER.dump_python(baseline, mode="json")

@@ -232,21 +232,6 @@ def unfit(before: MachineState | None, after: MachineState | None) -> list[str]:
     return reasons
 
 
-def remarks(before: MachineState | None, after: MachineState | None) -> list[str]:
-    """What a reader should know though it does not spoil the run: other load, power cap, clocks. Pure."""
-    notes = []
-    if before is not None and after is not None:
-        share = foreign_share(before, after)
-        if share is not None and share > 0.05:
-            notes.append(f"other programs used {share:.0%} of the cores while measuring")
-        for one, other in zip(before.gpus, after.gpus, strict=False):
-            if "power cap" in (*one.throttle_reasons, *other.throttle_reasons):
-                notes.append(f"GPU {one.index} ran at its power cap")
-            if one.sm_clock_mhz and other.sm_clock_mhz:
-                notes.append(f"GPU {one.index} SM clock {one.sm_clock_mhz} -> {other.sm_clock_mhz} MHz")
-    return notes
-
-
 def foreign_share(before: MachineState, after: MachineState) -> float | None:
     """Share of the cores that others used in between; None where it cannot be told.
 

@@ -99,11 +99,6 @@ def sign_flip(values: Floats, null: float = 0.0, seed: int = 0) -> float:
     return hits / 2 ** len(centred) if len(centred) <= EXACT_FLIPS else (hits + 1) / (FLIPS + 1)
 
 
-def equivalence_p(found: Estimate, margin: float) -> float:
-    """p of the two one-sided tests of "|theta| >= margin" (log units)."""
-    return max(found.p_above(-margin), found.p_below(margin))
-
-
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Holm's adjusted p of each name: blame at the family's error needs p <= alpha. (To pass all, no
     adjustment is due.)"""

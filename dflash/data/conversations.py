@@ -16,8 +16,8 @@ from dflash.data import token_cache
 from dflash.data.corpus import ensure_stdlib
 from dflash.data.dataset import Dataset, FlatBuilder, has_pair, pack
 from dflash.data.encode import Encoder
-from dflash.data.files import Progress
 from dflash.data.messages import conversation_of, inline_reasoning
+from dflash.data.progress import Progress
 from dflash.data.template import BadSample, ChatRenderer, Rendered
 from dflash.data.tokenizer import read_tokenizer
 from steptime.errors import UserError

@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash.data.files import Progress, atomic_folder
+from dflash.data.progress import Progress
 from dflash.data.tokenizer import CHAT_TEMPLATE, train_tokenizer
 from steptime.errors import UserError
+from steptime.files import atomic_folder
 
 FORMAT = 1
 """Raised when what is written changes, so that an older cache is not taken for the new one."""

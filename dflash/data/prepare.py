@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dflash.data.conversations import RawRow, data_files, read_rows
-from dflash.data.files import Progress, atomic_text
+from dflash.data.progress import Progress
 from dflash.data.template import BadSample
 from steptime.errors import UserError, nearest
+from steptime.files import atomic_text
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dflash.data.conversations import data_files, read_rows
-from dflash.data.files import Progress, atomic_text, sync
 from dflash.data.messages import conversation_of, normalise
+from dflash.data.progress import Progress
 from dflash.data.template import BadSample, Message, has_text
 from steptime.errors import UserError
+from steptime.files import atomic_text, sync
 
 
 @dataclass(frozen=True, slots=True)

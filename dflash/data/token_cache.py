@@ -14,8 +14,8 @@ import numpy as np
 
 from dflash.config import DataConfig
 from dflash.data.dataset import Dataset, FlatSamples
-from dflash.data.files import atomic_folder
 from steptime.errors import UserError
+from steptime.files import atomic_folder
 
 FORMAT = 1
 """Raised when tokenising changes, so that an older cache is not taken for the new one."""

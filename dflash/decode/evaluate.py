@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dflash.data.files import Progress, atomic_text
+from dflash.data.progress import Progress
 from dflash.decode.figures import DIFFERS, SAME, TIE, Figures, PromptResult, repeated_share
 from dflash.decode.generate import GREEDY, Decoded, decode_plainly, speculate
 from dflash.decode.prompts import EvalPrompt
@@ -18,6 +18,7 @@ from dflash.decode.sampling import Sampler
 from dflash.decode.target_state import TargetState
 from dflash.models.drafter import Drafter
 from dflash.models.target import Target
+from steptime.files import atomic_text
 
 SCHEMA = "dflash-eval/1"
 _TIE_PASSES = 8  # tokens looked at in one pass when the target's own agreement is measured

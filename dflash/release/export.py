@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash.data.files import atomic_folder
 from dflash.models.drafter import DrafterShape
 from dflash.models.target import TargetInfo
 from dflash.release.released import (
@@ -28,6 +27,7 @@ from dflash.release.released import (
     load_released,
 )
 from steptime.errors import UserError, nearest
+from steptime.files import atomic_folder
 
 DTYPE = torch.bfloat16
 

@@ -342,14 +342,6 @@ def _costs_table(check: Check) -> str:
     return verdict + "\n\n" + tabulate(rows, headers=headers, tablefmt="github", missingval="-")
 
 
-def _interval(interval: Mapping[str, float] | None) -> str:
-    return (
-        "-"
-        if interval is None
-        else f"{interval['percent']:.2f} ({interval['low']:.2f} to {interval['high']:.2f})"
-    )
-
-
 def check_gpu(folder: Path) -> int:
     """0: everything as claimed; 1: not; 4: no CUDA device, nothing written."""
     import torch

@@ -44,7 +44,6 @@ class PlantedFault:
     Attributes:
         where: in the drafter's step, inside its backward, or in the monitor's tick.
         kind: how the counters of the CPU ways call it; empty: it costs time only.
-        on_cuda: how the GPU trace hooks call it there; empty: they do not see it.
         act: gets a device tensor (the loss, a gradient, or the last loss seen) and the plant.
     """
 
@@ -52,7 +51,6 @@ class PlantedFault:
     text: str
     where: Where
     kind: str
-    on_cuda: str
     act: Callable[[torch.Tensor, Plant], object]
 
     @property
@@ -231,7 +229,6 @@ PLANTED: dict[str, PlantedFault] = {
             "reads the loss in each step, as grad-norm metrics do",
             "step",
             "item()",
-            "stream sync",
             _item,
         ),
         PlantedFault(
@@ -239,36 +236,25 @@ PLANTED: dict[str, PlantedFault] = {
             "waits for the whole device",
             "step",
             "device synchronize",
-            "device sync",
             _device_sync,
         ),
-        PlantedFault(
-            "event_sync", "waits for an event", "step", "event synchronize", "event sync", _event_sync
-        ),
+        PlantedFault("event_sync", "waits for an event", "step", "event synchronize", _event_sync),
         PlantedFault(
             "pageable_copy",
             "asynchronous copy to pageable memory",
             "step",
             "pageable copy",
-            "",
             _pageable_copy,
         ),
-        PlantedFault(
-            "mask_read", "reads through a boolean mask", "step", "read by mask", "stream sync", _mask_read
-        ),
-        PlantedFault(
-            "empty_cache", "gives the allocator's cache back", "step", "empty_cache", "", _empty_cache
-        ),
-        PlantedFault("extra_kernel", "one more kernel in each step", "step", "operation", "", _extra_kernel),
-        PlantedFault(
-            "device_alloc", "device memory anew in each step", "step", "allocation", "", _device_alloc
-        ),
+        PlantedFault("mask_read", "reads through a boolean mask", "step", "read by mask", _mask_read),
+        PlantedFault("empty_cache", "gives the allocator's cache back", "step", "empty_cache", _empty_cache),
+        PlantedFault("extra_kernel", "one more kernel in each step", "step", "operation", _extra_kernel),
+        PlantedFault("device_alloc", "device memory anew in each step", "step", "allocation", _device_alloc),
         PlantedFault(
             "backward_sync",
             "reads a gradient inside backward",
             "backward",
             "tolist()",
-            "stream sync",
             _backward_sync,
         ),
         PlantedFault(
@@ -276,14 +262,13 @@ PLANTED: dict[str, PlantedFault] = {
             "reads the loss in the monitor",
             "monitor",
             "float()",
-            "stream sync",
             _monitor_sync,
         ),
         PlantedFault(
-            "busy_loop", "a busy loop in the monitor for half of every tick", "monitor", "", "", _busy_loop
+            "busy_loop", "a busy loop in the monitor for half of every tick", "monitor", "", _busy_loop
         ),
         PlantedFault(
-            "held_gil", "holds the interpreter lock for a part of every tick", "monitor", "", "", _held_gil
+            "held_gil", "holds the interpreter lock for a part of every tick", "monitor", "", _held_gil
         ),
     )
 }

@@ -186,7 +186,7 @@ def test_no_folder_of_baselines_is_no_baseline(tmp_path: Path) -> None:
 
 def test_written_whole_and_read_back(tmp_path: Path) -> None:
     path = recording.write(measured(), tmp_path)
-    assert path == store.path_of(tmp_path, HERE, "cpu-tiny")
+    assert path == tmp_path / HERE.key / "cpu-tiny.json"
     assert store.read(path) == measured()
     assert list(path.parent.iterdir()) == [path]
     keys = set(json.loads(path.read_text()))

@@ -402,7 +402,7 @@ def test_an_earlier_receipt_is_gone_before_anything_is_measured(tmp_path: Path) 
 def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "receipt.json"
     files.write(path, "old")
-    monkeypatch.setattr(files.os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("steptime.files.os.fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         files.write(path, "new")
     assert path.read_text() == "old"

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from dflash.data.files import Progress, atomic_folder, atomic_text
+from dflash.data.progress import Progress
 from steptime.errors import UserError
+from steptime.files import atomic_folder, atomic_text
 
 
 def test_text_appears_whole_or_not_at_all(tmp_path):

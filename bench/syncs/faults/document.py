@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from bench.syncs.faults.fixture import Found, try_fault
 from bench.syncs.faults.planted import COUNTED, PLANTED, PlantedFault
-from bench.syncs.ways import make_ways
+from bench.syncs.ways.registry import make_ways
 from bench.syncs.ways.way import Way
 
 _HEAD = """# Counting host syncs

@@ -19,12 +19,12 @@ import torch
 
 from bench.syncs.difference import CountRow, Counts, difference
 from bench.syncs.faults.planted import COUNTED, PLANTED, PlantedFault, make_plant
-from bench.syncs.ways import make_ways
-from bench.syncs.ways.allocator import AllocatorWay
 from bench.syncs.ways.lint import ROLE as SOURCE
 from bench.syncs.ways.lint import LintWay
+from bench.syncs.ways.registry import make_way
 from bench.syncs.ways.way import Way
 from dflash.device import Device
+from steptime.errors import UserError
 
 STEPS = 3
 DRAFTER, MONITOR = "drafter/0", "monitor"
@@ -53,14 +53,14 @@ class Found:
 
 def try_fault(way: Way, fault: PlantedFault) -> Found:
     """Run the miniature under a way. The way must be available."""
-    off, on = _read_source(way, fault) if isinstance(way, LintWay) else _run(way, fault)
+    off, on = _read_source(fault) if way.device == "source" else _run(way, fault)
     file, lines = fault.lines()
     rows = difference(off, on)
-    role = SOURCE if isinstance(way, LintWay) else fault.role
+    role = SOURCE if way.device == "source" else fault.role
     hits = [
         row for row in rows if row.role == role and _same(row.place.file, file) and row.place.line in lines
     ]
-    least = 1 if isinstance(way, LintWay | AllocatorWay) else STEPS
+    least = 1 if not way.every_step else STEPS
     return Found(way.name, fault, tuple(rows), tuple(row for row in hits if row.on - row.off >= least))
 
 
@@ -68,7 +68,7 @@ def _same(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-def _read_source(way: LintWay, fault: PlantedFault) -> tuple[Counts, Counts]:
+def _read_source(fault: PlantedFault) -> tuple[Counts, Counts]:
     file, lines = fault.lines()
     counts = LintWay([Path(file)]).counts()
     return {}, {key: n for key, n in counts.items() if key[2].line in lines}
@@ -146,12 +146,10 @@ def _sum(one: Counts, other: Counts) -> Counts:
 def main(argv: Sequence[str]) -> int:
     """Try every fault under one way, on CUDA where it can; print JSON."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    way = next((way for way in make_ways(device) if way.name == argv[0]), None)
-    if way is None:
-        print(
-            f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in make_ways())})",
-            file=sys.stderr,
-        )
+    try:
+        way = make_way(argv[0], device)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     if (reason := way.available()) is not None:
         print(f"error: {way.name}: unavailable: {reason}", file=sys.stderr)

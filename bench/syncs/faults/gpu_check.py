@@ -19,14 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+if TYPE_CHECKING:
+    from bench.syncs.ways.way import Way
+
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 290.0
-CUDA_WAYS = ("modes", "GPU trace", "copy wrappers", "allocator counters", "CUPTI")
-TRUTH_WAYS = ("GPU trace", "CUPTI", "modes", "copy wrappers")
 EXIT_INVALID = 4
 ADDED = ("syncs_added", "operations_added", "copies_added", "allocations_added")
 
@@ -93,9 +94,16 @@ def run_json(check: Check, name: str, arguments: Sequence[str], timeout_s: float
     return json.loads(out)
 
 
+def _cuda_ways() -> list[Way]:
+    """Those that count on a GPU."""
+    from bench.syncs.ways.registry import make_ways
+
+    return [way for way in make_ways("cuda") if way.device == "cuda"]
+
+
 def planted(check: Check, deadline: Deadline) -> None:
     """Every fault under every way, each way in a process of its own."""
-    for way in CUDA_WAYS:
+    for way in (one.name for one in _cuda_ways()):
         found = run_json(
             check, f"planted faults, {way}", ["-m", "bench.syncs.faults.fixture", way], deadline.left(40)
         )
@@ -111,7 +119,7 @@ def planted(check: Check, deadline: Deadline) -> None:
 
 def truth(check: Check, deadline: Deadline) -> None:
     """The truth table, and what the modes predict of it on the CPU."""
-    for way in TRUTH_WAYS:
+    for way in (one.name for one in _cuda_ways() if one.every_step):
         found = run_json(
             check, f"truth table, {way}", ["-m", "bench.syncs.faults.truth", way], deadline.left(40)
         )

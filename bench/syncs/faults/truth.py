@@ -22,8 +22,9 @@ import torch.nn.functional as F
 
 from bench.syncs.cuda import is_sync, plain
 from bench.syncs.difference import Counts
-from bench.syncs.ways import make_ways
+from bench.syncs.ways.registry import make_way
 from bench.syncs.ways.way import Way
+from steptime.errors import UserError
 from steptime.host_memory import staging
 
 SIZE = 4
@@ -200,12 +201,10 @@ def _kinds(after: Counts, before: Counts) -> dict[str, int]:
 def main(argv: Sequence[str]) -> int:
     """Print what one way counts in every case; the way runs on CUDA where it can."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    way = next((way for way in make_ways(device) if way.name == argv[0]), None)
-    if way is None:
-        print(
-            f"error: no such way: {argv[0]} (known: {', '.join(way.name for way in make_ways())})",
-            file=sys.stderr,
-        )
+    try:
+        way = make_way(argv[0], device)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     if (reason := way.available()) is not None:
         print(f"error: {way.name}: unavailable: {reason}", file=sys.stderr)

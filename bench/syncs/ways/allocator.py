@@ -61,6 +61,7 @@ class AllocatorWay:
         "operation's place"
     )
     does_not_see = "any other wait; which of two threads it was, when both allocate at the same moment"
+    every_step = False
     claims = frozenset({"empty_cache", "device_alloc"})
     device = "cuda"
 

@@ -46,6 +46,7 @@ class CopiesWay:
     name = "copy wrappers"
     sees = "asynchronous copies between a device and pageable or gapped host memory, by Python's copy methods"
     does_not_see = "everything else; copies that C++ makes by itself"
+    every_step = True
     claims = frozenset({"pageable_copy"})
     device = "cuda"
 

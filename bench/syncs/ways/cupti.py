@@ -49,6 +49,7 @@ class CuptiWay:
     does_not_see = (
         "why: blocking copies show as a copy and a stream synchronise; pageable copies as copies alone"
     )
+    every_step = True
     claims = frozenset(
         {
             "item",

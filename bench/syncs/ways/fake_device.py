@@ -43,6 +43,7 @@ class FakeDeviceWay:
         "waits that read nothing (synchronize, empty_cache), copies to the device, pageable memory, what "
         "depends on values; answers are zeros, so the program may take another path"
     )
+    every_step = True
     claims = frozenset({"item", "mask_read", "backward_sync", "monitor_sync"})
     device = "meta"
 

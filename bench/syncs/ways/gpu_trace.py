@@ -42,6 +42,7 @@ class GpuTraceWay:
         "asynchronous copies on pageable memory, the driver's allocations and frees, empty_cache, kernels of "
         "other libraries"
     )
+    every_step = True
     claims = frozenset(
         {"item", "device_sync", "event_sync", "mask_read", "device_alloc", "backward_sync", "monitor_sync"}
     )

@@ -93,6 +93,7 @@ class LintWay:
         "the collectors"
     )
     does_not_see = "types, so float(), truth tests, masks and plain kernels; what other files do"
+    every_step = False
     claims = frozenset({"item", "device_sync", "event_sync", "empty_cache", "backward_sync"})
     device = "source"
 

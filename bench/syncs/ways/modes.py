@@ -30,6 +30,7 @@ class ModesWay:
         "waits inside C++ (the allocator, other libraries), compiled regions, numpy() and the like inside "
         "torch's own Python, names imported before it was armed"
     )
+    every_step = True
     claims = frozenset(
         {
             "item",

@@ -21,6 +21,7 @@ class Way(Protocol):
         name: one or two words.
         sees, does_not_see: one sentence each, for docs/syncs.md.
         claims: faults of `bench.syncs.faults.planted` that it finds; anything else it may miss.
+        every_step: what comes in each step is counted in each; False: it may show once (source, caches).
         device: where a program must run to be seen: "cpu", "cuda", "meta", or "source" when nothing runs.
     """
 
@@ -28,6 +29,7 @@ class Way(Protocol):
     sees: str
     does_not_see: str
     claims: frozenset[str]
+    every_step: bool
     device: str
 
     def available(self) -> str | None:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from bench.syncs.cuda import CudaScopes, is_sync
-from bench.syncs.ways import gpu_trace, make_ways
+from bench.syncs.ways import gpu_trace
 from bench.syncs.ways.allocator import AllocatorWay, rises
 from bench.syncs.ways.copies import hidden_wait
 from bench.syncs.ways.cupti import CuptiWay
 from bench.syncs.ways.gpu_trace import GpuTraceWay
 from bench.syncs.ways.lint import collector_sources, lint_file, lint_text
+from bench.syncs.ways.registry import make_ways
 from bench.syncs.ways.way import Notes, Unavailable, carried
 from dflash.device import Device
 from dflash.observe.syncs import allowed_sync

@@ -200,6 +200,8 @@ def test_a_call_that_takes_seconds_loses_the_metric_and_delays_nobody(
     first, _ = stub.add("GPU-0"), stub.add("GPU-1")
     one = watch(("cuda:0", "cuda:1"), uuids={0: "GPU-0", 1: "GPU-1"})
     one.settled()
+    # The last tick woke the readers: a round under way could make the call that is counted next.
+    wait_until(lambda: all(reader._values is not None for reader in one.collector._readers))
     stub.hold(first, "power", True)
     calls = stub.calls(first, "power")
     one.until(lambda values: stub.calls(first, "power") > calls)

@@ -228,8 +228,8 @@ def test_a_collector_that_raises_goes_away_with_one_line_and_the_rest_stays(
 def test_a_workers_cuda_error_switches_the_collector_off(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     run.observer.start()
     run.target.fault = ("profile", RuntimeError("CUDA error"))
-    wait_until(lambda: not run.observer.switches()["profile"])
-    assert "collector profile is off: RuntimeError: CUDA error" in caplog.text
+    wait_until(lambda: "collector profile is off: RuntimeError: CUDA error" in caplog.text)
+    assert not run.observer.switches()["profile"]
 
 
 def test_a_fault_of_the_monitor_itself_stops_nothing(run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,51 +1,54 @@
-"""report.html: one file that needs nothing else, in light and dark, wide and narrow. The verdict first, then
-why.
+"""report.html: one file that needs nothing else, in light and dark. The verdict first, then why.
 
-Charts are inline SVG whose places are percentages of the width, so that text keeps its size on any screen.
-Here receipts become places and texts; the template only lays them out."""
+matplotlib draws the charts as SVG, which stands in the page: its colours are the page's own, its dots say
+what they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from bench.records.receipt import Receipt
 from bench.records.types import ALL, OFF, OFF_AGAIN, ExactCounts, Interval, Segment
 from bench.report import formatting, markdown, terminal
 
-MARGIN = 1.08
-"""A chart reaches this much beyond what it shows."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {
+    "paper": ("#fbfaf7", "#15181c"),
+    "card": ("#ffffff", "#1d2126"),
+    "ink": ("#1d2329", "#e8e6e1"),
+    "soft": ("#5c6670", "#a0a8b0"),
+    "line": ("#dcd9d1", "#363c44"),
+    "grid": ("#e9e6df", "#2b3037"),
+    "within": ("#1f7a45", "#58c787"),
+    "over": ("#b3261e", "#ff8a80"),
+    "slower": ("#a35c00", "#ffb45c"),
+    "unresolved": ("#8a6100", "#e8c060"),
+    "invalid": ("#7b3fa0", "#d3a4f0"),
+    "off": ("#2563a8", "#7db4f0"),
+    "all": ("#c2410c", "#ff9a66"),
+    "again": ("#0f8a83", "#52d1c8"),
+    "other": ("#b4b0a6", "#5f666e"),
+}
+"""Of the page and its charts, in light and in dark. A chart is drawn in light, then names replace the
+values."""
+_SVG = "{http://www.w3.org/2000/svg}"
+_WIDTH_IN = 10.5
+_ROW_IN = 0.32
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A labelled place on an axis, percent of its length."""
-
-    at: float
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One interval: name, text, verdict, and the places of low, estimate and high, percent of the width."""
-
-    name: str
-    kind: str
-    text: str
-    verdict: str
-    low: float
-    at: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """One point of a chart, percent from the left and from the top."""
+class Dot(NamedTuple):
+    """One point of a chart; `title` is what it says when pointed at."""
 
     x: float
     y: float
@@ -53,46 +56,13 @@ class Dot:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """Dots with both axes; lines are (y, label) across the whole width."""
+class Row(NamedTuple):
+    """One interval of the first chart."""
 
-    dots: tuple[Dot, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Intervals:
-    """The bars with their common axis; `zero` and `budgets` are places on it."""
-
-    bars: tuple[Bar, ...]
-    ticks: tuple[Tick, ...]
-    zero: float
-    budgets: tuple[Tick, ...]
-
-
-class Axis:
-    """Maps values to percent of a length, and finds round places for ticks."""
-
-    def __init__(self, low: float, high: float) -> None:
-        if high <= low:
-            low, high = low - 1.0, high + 1.0
-        self.low, self.high = low, high
-
-    def at(self, value: float) -> float:
-        """Percent of the length, kept inside it."""
-        return round(min(100.0, max(0.0, 100.0 * (value - self.low) / (self.high - self.low))), 3)
-
-    def ticks(self, unit: str = "", most: int = 7) -> tuple[Tick, ...]:
-        """About `most` round values in the range, at least two."""
-        span = self.high - self.low
-        steps = (m * 10.0**e for e in range(-6, 7) for m in (1.0, 2.0, 5.0))
-        step = next(step for step in steps if span / step <= most)
-        first = int(self.low / step) - 1
-        values = [step * k for k in range(first, first + most + 4) if self.low <= step * k <= self.high]
-        digits = max(0, next(d for d in range(7) if abs(round(step, d) - step) < 1e-9))
-        return tuple(Tick(self.at(value), formatting.number(value, digits) + unit) for value in values)
+    name: str
+    kind: str
+    found: Interval
+    verdict: str
 
 
 def render(receipt: Receipt, history: Sequence[tuple[str, float]] = ()) -> str:
@@ -120,6 +90,7 @@ def render(receipt: Receipt, history: Sequence[tuple[str, float]] = ()) -> str:
         marginal=formatting.has_marginal(receipt),
         history=history_chart(receipt, history),
         words=formatting,
+        colours=COLOURS,
         options={name: value for name, value in receipt.options.items() if value not in (None, "", False)},
     )
 
@@ -137,46 +108,82 @@ def _template() -> Template:
     return environment.get_template("report.html.j2")
 
 
-def interval_chart(receipt: Receipt) -> Intervals | None:
-    """Every interval against zero and its budget; None when nothing was measured."""
-    rows: list[tuple[str, str, Interval, str]] = []
+def interval_rows(receipt: Receipt) -> list[Row]:
+    """Every interval in the order of the reports; empty when nothing was measured."""
+    rows: list[Row] = []
     kinds = {ALL: "together", "head": "against base"}
     for cost in formatting.all_costs(receipt):
         if cost.isolated is not None:
-            rows.append((cost.name, kinds.get(cost.name, "isolated"), cost.isolated, cost.verdict.value))
+            rows.append(Row(cost.name, kinds.get(cost.name, "isolated"), cost.isolated, cost.verdict.value))
         if cost.marginal is not None and cost.name not in kinds:
-            rows.append((cost.name, "marginal", cost.marginal, cost.verdict.value))
+            rows.append(Row(cost.name, "marginal", cost.marginal, cost.verdict.value))
     if receipt.aa is not None:
-        rows.append(("A/A", "off again", receipt.aa, "none"))
+        rows.append(Row("A/A", "off again", receipt.aa, "none"))
+    return rows
+
+
+def interval_chart(receipt: Receipt) -> Markup | None:
+    """Every interval against zero and its budget; None when nothing was measured."""
+    rows = interval_rows(receipt)
     if not rows:
         return None
-    reach = [
-        receipt.budget_percent,
-        0.0,
-        *(value for _, _, found, _ in rows for value in (found.low, found.high)),
-    ]
-    middle, half = (max(reach) + min(reach)) / 2, (max(reach) - min(reach)) / 2 * MARGIN
-    axis = Axis(middle - half, middle + half)
-    bars = tuple(
-        Bar(
-            name,
-            kind,
-            formatting.interval(found),
-            verdict,
-            axis.at(found.low),
-            axis.at(found.percent),
-            axis.at(found.high),
+
+    def draw(axes: Axes) -> None:
+        places = range(len(rows))
+        tones = [COLOURS.get(row.verdict, COLOURS["soft"])[0] for row in rows]
+        axes.axvline(0, color=COLOURS["soft"][0], linewidth=1)
+        each = () if receipt.command == "gate" else (receipt.collector_budget_percent,)
+        for budget in (receipt.budget_percent, *each):
+            axes.axvline(budget, color=COLOURS["over"][0], linewidth=1, linestyle=(0, (4, 3)))
+        axes.hlines(
+            places, [row.found.low for row in rows], [row.found.high for row in rows], tones, linewidth=3
         )
-        for name, kind, found, verdict in rows
-    )
-    budgets = {receipt.budget_percent: "budget of all"}
-    if receipt.command != "gate":
-        budgets[receipt.collector_budget_percent] = "of each"
-    marks = tuple(Tick(axis.at(value), label) for value, label in budgets.items())
-    return Intervals(bars, axis.ticks("%"), axis.at(0.0), marks)
+        axes.scatter(
+            [row.found.percent for row in rows],
+            places,
+            s=50,
+            c=tones,
+            edgecolors=COLOURS["card"][0],
+            zorder=3,
+        )
+        axes.set_yticks(places, [f"{row.name}  {row.kind}" for row in rows])
+        values = axes.secondary_yaxis("right")
+        values.set_yticks(places, [formatting.interval(row.found) for row in rows])
+        for label, tone in zip(values.get_yticklabels(), tones, strict=True):
+            label.set_color(tone)
+        for frame in (*axes.spines.values(), *values.spines.values()):
+            frame.set_visible(False)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.xaxis.set_major_formatter("{x:g}%")
+
+    return _svg("intervals", 0.4 + _ROW_IN * len(rows), draw)
 
 
-def segment_chart(receipt: Receipt) -> Chart | None:
+def _dots(
+    name: str, height_in: float, dots: Sequence[Dot], ticks: Mapping[float, str], unit: str = ""
+) -> Markup:
+    """A chart of dots. `ticks`: the x axis' labels by place."""
+
+    def draw(axes: Axes) -> None:
+        for group in ("other", "off", "again", "all"):
+            of_group = [dot for dot in dots if dot.group == group]
+            xs, ys = [dot.x for dot in of_group], [dot.y for dot in of_group]
+            style: dict[str, Any] = {
+                "markersize": 5.5,
+                "markeredgecolor": COLOURS["card"][0],
+                "markeredgewidth": 0.6,
+            }
+            axes.plot(xs, ys, "o", gid=group, color=COLOURS[group][0], **style)
+        axes.set_xticks([*ticks], [*ticks.values()])
+        axes.margins(x=0.01, y=0.15)
+        axes.locator_params(axis="y", nbins=5)
+        axes.yaxis.set_major_formatter("{x:,.10g}" + unit)
+        axes.grid(axis="y")
+
+    return _svg(name, height_in, draw, dots)
+
+
+def segment_chart(receipt: Receipt) -> Markup | None:
     """Every segment in the order taken: how much slower than the median one, percent."""
     found = [segment for segment in formatting.segments(receipt) if segment.tokens and segment.seconds > 0]
     if len(found) < 2:
@@ -187,20 +194,21 @@ def segment_chart(receipt: Receipt) -> Chart | None:
     # A few stalls must not press everything else flat: the axis covers 96 of 100, the others sit on its edge.
     ranked = sorted(values)
     low, high = ranked[int(0.02 * len(ranked))], ranked[min(len(ranked) - 1, int(0.98 * len(ranked)))]
-    axis, across = (
-        Axis(low - 0.1 * (high - low + 1), high + 0.1 * (high - low + 1)),
-        Axis(-0.5, len(found) - 0.5),
-    )
-    dots = tuple(
-        Dot(
-            across.at(place),
-            round(100.0 - axis.at(value), 3),
-            group_of(segment.arm),
-            _segment_title(segment, value),
-        )
+    low, high = low - 0.1 * (high - low + 1), high + 0.1 * (high - low + 1)
+    dots = [
+        Dot(place, min(high, max(low, value)), group_of(segment.arm), _segment_title(segment, value))
         for place, (segment, value) in enumerate(zip(found, values, strict=True))
-    )
-    return Chart(dots, _round_ticks(found, across), _turned(axis.ticks("%", 5)))
+    ]
+    firsts: dict[tuple[int, int], int] = {}
+    for place, segment in enumerate(found):
+        firsts.setdefault((segment.process, segment.round), place)
+    ticks = {place: f"round {number + 1}" for number, place in enumerate(firsts.values())}
+    return _dots("segments", 3.0, dots, _some(ticks, 8), "%")
+
+
+def _some(ticks: Mapping[int, str], most: int) -> dict[float, str]:
+    """At most `most` of the ticks, evenly."""
+    return dict([*ticks.items()][:: -(-len(ticks) // most)])
 
 
 def _segment_title(segment: Segment, value: float) -> str:
@@ -208,50 +216,24 @@ def _segment_title(segment: Segment, value: float) -> str:
     return f"{segment.arm}, {where}: {value:+.2f}%, {formatting.rate(segment.tokens / segment.seconds)} tok/s"
 
 
-def _round_ticks(segments: Sequence[Segment], across: Axis) -> tuple[Tick, ...]:
-    firsts: dict[tuple[int, int], int] = {}
-    for place, segment in enumerate(segments):
-        firsts.setdefault((segment.process, segment.round), place)
-    every = max(1, -(-len(firsts) // 8))
-    return tuple(
-        Tick(across.at(place), f"round {number + 1}")
-        for number, place in enumerate(firsts.values())
-        if number % every == 0
-    )
-
-
-def _turned(ticks: tuple[Tick, ...]) -> tuple[Tick, ...]:
-    """From the bottom up."""
-    return tuple(Tick(round(100.0 - tick.at, 3), tick.label) for tick in ticks)
-
-
 def group_of(arm: str) -> str:
     """The four groups that the charts tell apart."""
     return {OFF: "off", "base": "off", ALL: "all", "head": "all", OFF_AGAIN: "again"}.get(arm, "other")
 
 
-def loss_chart(receipt: Receipt) -> Chart | None:
+def loss_chart(receipt: Receipt) -> Markup | None:
     """Losses of every arm over the cycle's batches: equal ones lie on top of each other."""
-    values = [value for losses in receipt.losses.values() for value in losses]
-    if not values:
-        return None
-    low, high = min(values), max(values)
-    axis = Axis(low - 0.15 * (high - low), high + 0.15 * (high - low))
-    length = max(len(losses) for losses in receipt.losses.values())
-    across = Axis(-0.5, length - 0.5)
-    dots = tuple(
-        Dot(
-            across.at(place),
-            round(100.0 - axis.at(value), 3),
-            group_of(arm),
-            f"{arm}, batch {place}: {value!r}",
-        )
+    dots = [
+        Dot(place, value, group_of(arm), f"{arm}, batch {place}: {value!r}")
         for arm, losses in receipt.losses.items()
         for place, value in enumerate(losses)
+    ]
+    length = max((len(losses) for losses in receipt.losses.values()), default=0)
+    return (
+        _dots("losses", 2.2, dots, _some({place: str(place) for place in range(length)}, 16))
+        if dots
+        else None
     )
-    every = max(1, -(-length // 16))
-    x_ticks = tuple(Tick(across.at(place), str(place)) for place in range(0, length, every))
-    return Chart(dots, x_ticks, _turned(axis.ticks("", 5)))
 
 
 def count_rows(receipt: Receipt) -> list[tuple[str, ExactCounts, list[str]]]:
@@ -269,26 +251,64 @@ def count_rows(receipt: Receipt) -> list[tuple[str, ExactCounts, list[str]]]:
     return rows
 
 
-def history_chart(receipt: Receipt, history: Sequence[tuple[str, float]]) -> Chart | None:
+def history_chart(receipt: Receipt, history: Sequence[tuple[str, float]]) -> Markup | None:
     """Throughput of the stored sessions, and of this run at the right end."""
     if not history or receipt.throughput is None:
         return None
     points = [*history, (receipt.created, receipt.throughput.tokens_per_second)]
-    values = [value for _, value in points]
-    spread = max(values) - min(values) or 0.02 * max(values)
-    axis, across = Axis(min(values) - 0.2 * spread, max(values) + 0.2 * spread), Axis(-0.5, len(points) - 0.5)
-    last = len(points) - 1
-    dots = tuple(
-        Dot(
-            across.at(place),
-            round(100.0 - axis.at(value), 3),
-            "all" if place == last else "off",
-            f"{'this run' if place == last else date}: {formatting.rate(value)} tok/s",
-        )
+    dots = [
+        Dot(place, value, "off", f"{date}: {formatting.rate(value)} tok/s")
         for place, (date, value) in enumerate(points)
-    )
-    every = max(1, -(-len(points) // 6))
-    x_ticks = tuple(
-        Tick(across.at(place), date[:10]) for place, (date, _) in enumerate(points) if place % every == 0
-    )
-    return Chart(dots, x_ticks, _turned(axis.ticks("", 5)))
+    ]
+    dots[-1] = dots[-1]._replace(group="all", title=f"this run: {formatting.rate(points[-1][1])} tok/s")
+    return _dots("history", 2.2, dots, _some({place: date[:10] for place, (date, _) in enumerate(points)}, 6))
+
+
+def _svg(name: str, height_in: float, draw: Callable[[Axes], None], dots: Sequence[Dot] = ()) -> Markup:
+    """What `draw` draws, as an SVG to stand in the page. `name` keeps the ids of a page's charts apart."""
+    # matplotlib takes half a second to import, and most commands write no page.
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    soft, line, grid = (COLOURS[colour][0] for colour in ("soft", "line", "grid"))
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+        "text.parse_math": False,
+        "axes.formatter.useoffset": False,
+    }
+    settings |= {
+        "font.family": "sans-serif",
+        "font.sans-serif": "DejaVu Sans",
+        "font.size": 10,
+        "axes.edgecolor": line,
+    }
+    settings |= {"grid.color": grid, "text.color": soft, "xtick.color": soft, "ytick.color": soft}
+    settings |= {"xtick.major.size": 0, "ytick.major.size": 0, "axes.axisbelow": True}
+    with matplotlib.rc_context(settings):
+        figure = Figure((_WIDTH_IN, height_in), layout="constrained")
+        draw(figure.subplots())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(file.getvalue())
+    for group in {dot.group for dot in dots}:
+        drawn = root.iterfind(f".//{_SVG}g[@id='{group}']//{_SVG}use")
+        for dot, element in zip([dot for dot in dots if dot.group == group], drawn, strict=True):
+            element.set("class", "dot")
+            ElementTree.SubElement(element, f"{_SVG}title").text = dot.title
+    # The page gives the size. Groups are numbered in every chart alike. Nothing lies outside the axes to be
+    # clipped.
+    del root.attrib["width"], root.attrib["height"]
+    for element in [*root.iter()]:
+        element.attrib.pop("clip-path", None)
+        if element.tag == f"{_SVG}g":
+            element.attrib.pop("id", None)
+        for child in [*element]:
+            if child.tag.rpartition("}")[2] in ("metadata", "style", "clipPath"):
+                element.remove(child)
+    ElementTree.register_namespace("", _SVG.strip("{}"))
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    text = ElementTree.tostring(root, encoding="unicode")
+    for colour, (light, _) in COLOURS.items():
+        text = text.replace(light, f"var(--{colour})")
+    return Markup(text)

@@ -45,7 +45,8 @@ def gate(
     ] = None,
     subject: arguments.Subject = "trainer",
 ) -> int:
-    """Is this commit slower than that one, on this machine, now? Two persistent worker processes take turns."""
+    """Is this commit slower than that one, on this machine, now? Two persistent worker processes take
+    turns."""
     from bench.subjects.registry import SUBJECTS  # heavy: torch
 
     options = Options(

@@ -72,7 +72,7 @@ def test_context_including_the_anchor(path, monkeypatch):
     def mutated(anchors, *rest):
         return sound(anchors + 1, *rest)
 
-    monkeypatch.setattr(dflash.models.drafter, "Places", mutated)
+    monkeypatch.setattr(dflash.models.drafter, "BlockLayout", mutated)
     if path == "written out":  # there the anchors' places also give the positions; move the mask alone
         monkeypatch.setattr(
             dflash.models.stack, "slot_positions", lambda anchors, size: _positions(anchors - 1, size)

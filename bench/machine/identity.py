@@ -1,4 +1,4 @@
-"""What machine is this? NVML and /proc only: no CUDA context is created.
+"""What machine is this? No CUDA context is created to tell.
 
 The key is made of what does not change between boots: the GPUs' models and UUIDs (hashed), their number, the
 CPU's model and the cores that this process may use. Two GPUs of one model differ by 8% on average (Sinha et
@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import math
-import os
 import platform
 import re
 from collections.abc import Iterable
@@ -21,10 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import psutil
+
 from bench.machine.nvml import as_text, handles, opened
 from bench.records.types import Machine
 
-PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
 PACKAGES: Final = ("torch", "transformers", "flash-linear-attention", "triton", "numpy")
 
@@ -82,7 +81,7 @@ def differences(recorded: dict[str, str], now: dict[str, str]) -> list[str]:
 def cpu_model() -> str:
     """Model name of the CPU, or the architecture where the system does not tell."""
     with contextlib.suppress(OSError):
-        for line in (PROC / "cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.lower().startswith(("model name", "hardware", "cpu model")):
                 return " ".join(line.partition(":")[2].split())
     return platform.processor() or platform.machine() or "unknown"
@@ -90,9 +89,9 @@ def cpu_model() -> str:
 
 def usable_cpus() -> int:
     """Cores that this process may use: affinity and the control group's quota, rounded up."""
-    count = os.cpu_count() or 1
-    with contextlib.suppress(AttributeError, OSError):
-        count = len(os.sched_getaffinity(os.getpid()))
+    count = psutil.cpu_count() or 1
+    with contextlib.suppress(AttributeError, psutil.Error):
+        count = len(psutil.Process().cpu_affinity() or ()) or count
     quota = cpu_quota()
     return max(1, min(count, math.ceil(quota))) if quota else count
 

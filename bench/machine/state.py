@@ -1,14 +1,13 @@
 """Is the machine fit to measure? What may change from minute to minute, read at both ends of a run, and
 judged.
 
-NVML and /proc only: no CUDA context is created.
+psutil, NVML and the control group's files: no CUDA context is created.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from bench.machine.identity import CGROUP, PROC, usable_cpus
+import psutil
+
+from bench.machine.identity import CGROUP, usable_cpus
 from bench.machine.nvml import ask, handles, opened
 from bench.records.types import GpuState, MachineState
 
@@ -32,6 +33,8 @@ REASONS: Final = {
     0x100: "display clocks",
 }
 """Bits of NVML's clock event reasons."""
+BUSY: Final = ("user", "nice", "system", "irq", "softirq")
+"""Kinds of CPU time that are work, on the systems that tell them."""
 UNFIT_REASONS: Final = frozenset(
     {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
 )
@@ -56,71 +59,36 @@ def throttled_seconds(root: Path = CGROUP) -> float | None:
 def read_state(nvml: ModuleType | Any | None = None) -> MachineState:
     """What may change from minute to minute. Costs a few ms: at the ends of a run only."""
     tree = process_tree()
-    busy, steal = _machine_cpu_seconds()
-    load = None
-    with contextlib.suppress(OSError, AttributeError):
-        load = os.getloadavg()[0]
+    # A system that does not tell interrupts or steal lacks the field.
+    machine = psutil.cpu_times()._asdict()
+    frequency = None
+    with contextlib.suppress(NotImplementedError, OSError):
+        frequency = psutil.cpu_freq()
     return MachineState(
         monotonic_s=time.monotonic(),
-        load_1m=load,
+        load_1m=psutil.getloadavg()[0],
         cpus=usable_cpus(),
-        host_cpus=os.cpu_count() or 1,
+        host_cpus=psutil.cpu_count() or 1,
         own_cpu_s=sum(_cpu_seconds(pid) for pid in tree),
-        machine_cpu_s=busy,
-        steal_s=steal,
+        machine_cpu_s=sum(machine.get(kind, 0.0) for kind in BUSY),
+        steal_s=machine.get("steal"),
         throttled_s=throttled_seconds(),
-        cpu_mhz=_cpu_mhz(),
+        cpu_mhz=frequency.current if frequency else None,
         gpus=tuple(read_gpus(tree, nvml)),
     )
 
 
-def process_tree(root: int | None = None) -> frozenset[int]:
+def process_tree() -> frozenset[int]:
     """This process and all that descend from it."""
-    root = os.getpid() if root is None else root
-    children: dict[int, list[int]] = {}
-    for path in _listing(PROC):
-        if path.name.isdigit():
-            fields = _stat_fields(int(path.name))
-            if fields:
-                children.setdefault(int(fields[1]), []).append(int(path.name))
-    found, queue = {root}, [root]
-    while queue:
-        for child in children.get(queue.pop(), ()):
-            if child not in found:
-                found.add(child)
-                queue.append(child)
-    return frozenset(found)
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat after the command's name (which may hold spaces); empty when it is gone."""
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    return []
+    return frozenset({os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))})
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system seconds of a process and its ended children."""
-    fields = _stat_fields(pid)
-    return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK") if len(fields) > 14 else 0.0
-
-
-def _machine_cpu_seconds() -> tuple[float | None, float | None]:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        user, nice, system, _idle, _wait, irq, softirq, steal = (
-            int(value) / os.sysconf("SC_CLK_TCK")
-            for value in (PROC / "stat").read_text().splitlines()[0].split()[1:9]
-        )
-        return user + nice + system + irq + softirq, steal
-    return None, None
-
-
-def _cpu_mhz() -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        text = (PROC / "cpuinfo").read_text(errors="replace")
-        found = [float(value) for value in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", text, re.MULTILINE)]
-        return sum(found) / len(found) if found else None
-    return None
+    """User and system seconds of a process and its ended children; 0 when it is gone."""
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system + times.children_user + times.children_system
+    return 0.0
 
 
 def read_gpus(tree: frozenset[int], nvml: ModuleType | Any | None = None) -> list[GpuState]:
@@ -160,7 +128,7 @@ def _foreign(api: Any, handle: Any, tree: frozenset[int]) -> int | None:
         return None
     pids = {process.pid for process in running}
     others = pids - tree
-    if others and not pids & tree and not any((PROC / str(pid)).exists() for pid in others):
+    if others and not pids & tree and not any(psutil.pid_exists(pid) for pid in others):
         # A PID namespace: NVML tells the host's ids, which name nothing here. Ours are as many as have CUDA's
         # memory device open.
         return max(0, len(others) - sum(_uses_cuda(pid) for pid in tree))
@@ -168,17 +136,13 @@ def _foreign(api: Any, handle: Any, tree: frozenset[int]) -> int | None:
 
 
 def _uses_cuda(pid: int) -> bool:
-    for link in _listing(PROC / str(pid) / "fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(link) == "/dev/nvidia-uvm":
-                return True
-    return False
-
-
-def _listing(folder: Path) -> list[Path]:
+    # By hand: psutil's open files are regular files only.
     with contextlib.suppress(OSError):
-        return list(folder.iterdir())
-    return []
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(link) == "/dev/nvidia-uvm":
+                    return True
+    return False
 
 
 def with_seen(after: MachineState, seen: Iterable[GpuState]) -> MachineState:

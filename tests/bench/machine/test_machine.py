@@ -1,4 +1,4 @@
-"""The machine's key, its state, and when it is unfit. NVML is a stand-in; /proc is the real one."""
+"""The machine's key, its state, and when it is unfit. NVML is a stand-in; the processes are real ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from bench.machine import identity, state
@@ -202,27 +203,30 @@ def test_quota_and_throttling_from_both_control_group_versions(tmp_path: Path) -
     assert (identity.cpu_quota(old), state.throttled_seconds(old)) == (2.0, 3.0)
 
 
-def test_own_work_is_counted_children_included(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    clock: Clock,
-) -> None:
+def test_own_work_is_counted_children_included(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """User and system time of this process, of those below it, and of all that they have waited for."""
-    me, ticks = os.getpid(), os.sysconf("SC_CLK_TCK")
+    me = os.getpid()
+    seconds = {me: (1, 2, 4, 8), me + 1: (16, 32, 64, 128), me + 2: (1000, 1000, 1000, 1000)}
+    real = psutil.Process
 
-    def process(pid: int, parent: int, *seconds: int) -> None:
-        (tmp_path / str(pid)).mkdir(exist_ok=True)
-        times = " ".join(str(second * ticks) for second in seconds)
-        line = f"{pid} (a (name) b) S {parent} 1 1 0 -1 0 0 0 0 0 {times} 20 0 1 0 99\n"
-        (tmp_path / str(pid) / "stat").write_text(line)
+    class Process:
+        def __init__(self, pid: int = me) -> None:
+            self.pid = pid
 
-    monkeypatch.setattr(state, "PROC", tmp_path)
-    process(me, 1, 1, 2, 4, 8)
-    process(me + 1, me, 16, 32, 64, 128)
-    process(me + 2, 1, 1000, 1000, 1000, 1000)
+        def children(self, recursive: bool) -> list[Process]:
+            return [Process(me + 1)] if recursive else []
+
+        def cpu_times(self) -> SimpleNamespace:
+            names = ("user", "system", "children_user", "children_system")
+            return SimpleNamespace(**dict(zip(names, seconds[self.pid], strict=True)))
+
+        def cpu_affinity(self) -> list[int]:
+            return real().cpu_affinity()
+
+    monkeypatch.setattr(psutil, "Process", Process)
     before = state.read_state(Nvml([]))
     assert before.own_cpu_s == 255
-    process(me, 1, 2, 2, 4, 8)
+    seconds[me] = (2, 2, 4, 8)
     clock.advance(3.0)
     after = state.read_state(Nvml([]))
     assert after.own_cpu_s - before.own_cpu_s == 1

@@ -1,7 +1,7 @@
 """report.html: one file that needs nothing else, in light and dark. The verdict first, then why.
 
-matplotlib draws the charts as SVG, which stands in the page: its colours are the page's own, its dots say
-what they are."""
+matplotlib draws the charts as SVG, which stands in the page in the page's colours. Each dot says what it is.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ COLOURS = {
     "again": ("#0f8a83", "#52d1c8"),
     "other": ("#b4b0a6", "#5f666e"),
 }
-"""Of the page and its charts, in light and in dark. A chart is drawn in light, then names replace the
-values."""
+"""Light and dark, of the page and its charts. A chart is drawn in light, then names replace the values."""
 _SVG = "{http://www.w3.org/2000/svg}"
 _WIDTH_IN = 10.5
 _ROW_IN = 0.32
@@ -135,17 +134,9 @@ def interval_chart(receipt: Receipt) -> Markup | None:
         each = () if receipt.command == "gate" else (receipt.collector_budget_percent,)
         for budget in (receipt.budget_percent, *each):
             axes.axvline(budget, color=COLOURS["over"][0], linewidth=1, linestyle=(0, (4, 3)))
-        axes.hlines(
-            places, [row.found.low for row in rows], [row.found.high for row in rows], tones, linewidth=3
-        )
-        axes.scatter(
-            [row.found.percent for row in rows],
-            places,
-            s=50,
-            c=tones,
-            edgecolors=COLOURS["card"][0],
-            zorder=3,
-        )
+        for place, (row, tone) in enumerate(zip(rows, tones, strict=True)):
+            axes.hlines(place, row.found.low, row.found.high, tone, linewidth=3)
+            axes.plot(row.found.percent, place, "o", markersize=7, color=tone, mec=COLOURS["card"][0])
         axes.set_yticks(places, [f"{row.name}  {row.kind}" for row in rows])
         values = axes.secondary_yaxis("right")
         values.set_yticks(places, [formatting.interval(row.found) for row in rows])
@@ -159,28 +150,22 @@ def interval_chart(receipt: Receipt) -> Markup | None:
     return _svg("intervals", 0.4 + _ROW_IN * len(rows), draw)
 
 
-def _dots(
-    name: str, height_in: float, dots: Sequence[Dot], ticks: Mapping[float, str], unit: str = ""
-) -> Markup:
-    """A chart of dots. `ticks`: the x axis' labels by place."""
+def _dots(name: str, height: float, dots: list[Dot], ticks: Mapping[float, str], unit: str = "") -> Markup:
+    """A chart of dots, `height` inches high. `ticks`: the x axis' labels by place."""
 
     def draw(axes: Axes) -> None:
+        edge: Any = {"mec": COLOURS["card"][0], "mew": 0.6}
         for group in ("other", "off", "again", "all"):
             of_group = [dot for dot in dots if dot.group == group]
             xs, ys = [dot.x for dot in of_group], [dot.y for dot in of_group]
-            style: dict[str, Any] = {
-                "markersize": 5.5,
-                "markeredgecolor": COLOURS["card"][0],
-                "markeredgewidth": 0.6,
-            }
-            axes.plot(xs, ys, "o", gid=group, color=COLOURS[group][0], **style)
+            axes.plot(xs, ys, "o", gid=group, color=COLOURS[group][0], markersize=5.5, **edge)
         axes.set_xticks([*ticks], [*ticks.values()])
         axes.margins(x=0.01, y=0.15)
         axes.locator_params(axis="y", nbins=5)
         axes.yaxis.set_major_formatter("{x:,.10g}" + unit)
         axes.grid(axis="y")
 
-    return _svg(name, height_in, draw, dots)
+    return _svg(name, height, draw, dots)
 
 
 def segment_chart(receipt: Receipt) -> Markup | None:
@@ -202,11 +187,11 @@ def segment_chart(receipt: Receipt) -> Markup | None:
     firsts: dict[tuple[int, int], int] = {}
     for place, segment in enumerate(found):
         firsts.setdefault((segment.process, segment.round), place)
-    ticks = {place: f"round {number + 1}" for number, place in enumerate(firsts.values())}
+    ticks: dict[float, str] = {place: f"round {number + 1}" for number, place in enumerate(firsts.values())}
     return _dots("segments", 3.0, dots, _some(ticks, 8), "%")
 
 
-def _some(ticks: Mapping[int, str], most: int) -> dict[float, str]:
+def _some(ticks: Mapping[float, str], most: int) -> dict[float, str]:
     """At most `most` of the ticks, evenly."""
     return dict([*ticks.items()][:: -(-len(ticks) // most)])
 
@@ -228,12 +213,8 @@ def loss_chart(receipt: Receipt) -> Markup | None:
         for arm, losses in receipt.losses.items()
         for place, value in enumerate(losses)
     ]
-    length = max((len(losses) for losses in receipt.losses.values()), default=0)
-    return (
-        _dots("losses", 2.2, dots, _some({place: str(place) for place in range(length)}, 16))
-        if dots
-        else None
-    )
+    ticks = {dot.x: f"{dot.x:g}" for dot in dots}
+    return _dots("losses", 2.2, dots, _some(ticks, 16)) if dots else None
 
 
 def count_rows(receipt: Receipt) -> list[tuple[str, ExactCounts, list[str]]]:
@@ -256,12 +237,11 @@ def history_chart(receipt: Receipt, history: Sequence[tuple[str, float]]) -> Mar
     if not history or receipt.throughput is None:
         return None
     points = [*history, (receipt.created, receipt.throughput.tokens_per_second)]
-    dots = [
-        Dot(place, value, "off", f"{date}: {formatting.rate(value)} tok/s")
-        for place, (date, value) in enumerate(points)
-    ]
+    said = [f"{date}: {formatting.rate(value)} tok/s" for date, value in points]
+    dots = [Dot(place, value, "off", said[place]) for place, (_, value) in enumerate(points)]
     dots[-1] = dots[-1]._replace(group="all", title=f"this run: {formatting.rate(points[-1][1])} tok/s")
-    return _dots("history", 2.2, dots, _some({place: date[:10] for place, (date, _) in enumerate(points)}, 6))
+    ticks: dict[float, str] = {place: date[:10] for place, (date, _) in enumerate(points)}
+    return _dots("history", 2.2, dots, _some(ticks, 6))
 
 
 def _svg(name: str, height_in: float, draw: Callable[[Axes], None], dots: Sequence[Dot] = ()) -> Markup:
@@ -275,16 +255,16 @@ def _svg(name: str, height_in: float, draw: Callable[[Axes], None], dots: Sequen
         "svg.fonttype": "none",
         "svg.hashsalt": name,
         "text.parse_math": False,
-        "axes.formatter.useoffset": False,
-    }
-    settings |= {
         "font.family": "sans-serif",
         "font.sans-serif": "DejaVu Sans",
         "font.size": 10,
+        "axes.formatter.useoffset": False,
+        "axes.axisbelow": True,
         "axes.edgecolor": line,
+        "grid.color": grid,
     }
-    settings |= {"grid.color": grid, "text.color": soft, "xtick.color": soft, "ytick.color": soft}
-    settings |= {"xtick.major.size": 0, "ytick.major.size": 0, "axes.axisbelow": True}
+    settings |= dict.fromkeys(("text.color", "xtick.color", "ytick.color"), soft)
+    settings |= dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0)
     with matplotlib.rc_context(settings):
         figure = Figure((_WIDTH_IN, height_in), layout="constrained")
         draw(figure.subplots())
@@ -296,8 +276,7 @@ def _svg(name: str, height_in: float, draw: Callable[[Axes], None], dots: Sequen
         for dot, element in zip([dot for dot in dots if dot.group == group], drawn, strict=True):
             element.set("class", "dot")
             ElementTree.SubElement(element, f"{_SVG}title").text = dot.title
-    # The page gives the size. Groups are numbered in every chart alike. Nothing lies outside the axes to be
-    # clipped.
+    # The page gives the size. Groups are numbered alike in every chart. Nothing lies outside the axes.
     del root.attrib["width"], root.attrib["height"]
     for element in [*root.iter()]:
         element.attrib.pop("clip-path", None)

@@ -5,25 +5,21 @@
 One noise trace (segments of one piece of code, in the order they were taken) serves all judges. The others
 measure base first and head second, as their users do; ours takes the two in turn, in random order inside
 rounds. A known slowdown is laid on whatever segments are head's. Without a receipt the traces are simulated,
-of the character found on shared machines; with one they are cut from its `off` segments.
-
-Judges: pytest-benchmark with `--benchmark-compare-fail=mean:2%`; pyperf's two-sided t-test at 95% (equal
-variances); Mann-Whitney at 5% (asv, benchstat, google/benchmark use it at their own levels). Only "slower"
-counts as an alarm or a hit."""
+of the character found on shared machines; with one they are cut from its `off` segments."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.stats import mannwhitneyu, ttest_ind
 from tabulate import tabulate
 
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, Verdict, log_ratio
+from bench.selfcheck.other_judges import RIVALS
 from bench.selfcheck.simulate import NOISES, STEPS, SegmentNoise, contrast, share, step_logs
 from bench.statistics.contrasts import Floats
 from bench.statistics.intervals import interval
@@ -34,29 +30,6 @@ PAIRS: Final = 20
 """Segments of each side."""
 BUDGET_PERCENT: Final = 1.0
 SLOWDOWNS: Final = (0.0, 1.0, 2.0, 5.0)
-Judge = Callable[[Floats, Floats], bool]
-
-
-def pytest_benchmark_mean(base: Floats, head: Floats) -> bool:
-    """`--benchmark-compare-fail=mean:2%`: a point comparison of means."""
-    return bool(100.0 * head.mean() / base.mean() - 100.0 > 2.0)
-
-
-def pyperf_t(base: Floats, head: Floats) -> bool:
-    """pyperf's `is_significant` and a slower mean: two-sided Student t, equal variances, 95%."""
-    return bool(ttest_ind(head, base).pvalue <= 0.05 and head.mean() > base.mean())
-
-
-def mann_whitney(base: Floats, head: Floats) -> bool:
-    """Two-sided rank test at 5% and a slower median."""
-    return bool(mannwhitneyu(head, base).pvalue <= 0.05 and np.median(head) > np.median(base))
-
-
-OTHERS: Final[Mapping[str, Judge]] = {
-    "pytest-benchmark mean:2%": pytest_benchmark_mean,
-    "pyperf t-test": pyperf_t,
-    "Mann-Whitney": mann_whitney,
-}
 OURS: Final = "ours: L > 0"
 OURS_OVER: Final = "ours: over 1%"
 OURS_WITHIN: Final = "ours: within 1%"
@@ -77,7 +50,7 @@ def judge_trace(logs: Floats, base: Floats, percent: float, rng: np.random.Gener
     the batches."""
     cost, pairs = log_ratio(percent), len(logs) // 2
     seconds = np.exp(logs + base).sum(-1)
-    found = {name: judge(seconds[:pairs], seconds[pairs:] * np.exp(cost)) for name, judge in OTHERS.items()}
+    found = {name: judge(seconds[:pairs], seconds[pairs:] * np.exp(cost)) for name, judge in RIVALS.items()}
     rounds = logs.reshape(pairs, 2, -1)
     swap = rng.random(pairs) < 0.5
     arm = np.where(swap[:, None], rounds[:, 0], rounds[:, 1]) + cost
@@ -140,7 +113,7 @@ def character(traces: Sequence[Floats], base: Floats) -> str:
 
 def report(tallies: Sequence[Tally]) -> str:
     """One row for each noise and slowdown: at 0 the figures are false alarms, else hits."""
-    judges = (*OTHERS, OURS, OURS_OVER, OURS_WITHIN)
+    judges = (*RIVALS, OURS, OURS_OVER, OURS_WITHIN)
     rows = [
         [t.noise, f"{t.percent:g}%", t.runs, *(share(t.hits[judge], t.runs) for judge in judges)]
         for t in tallies

@@ -9,16 +9,8 @@ import pytest
 
 from bench.records.types import Commit, ConfigRef, Machine
 from bench.selfcheck import compare_judges
-from bench.selfcheck.compare_judges import (
-    OTHERS,
-    OURS,
-    OURS_OVER,
-    OURS_WITHIN,
-    main,
-    recorded,
-    simulated,
-    tally,
-)
+from bench.selfcheck.compare_judges import OURS, OURS_OVER, OURS_WITHIN, main, recorded, simulated, tally
+from bench.selfcheck.other_judges import RIVALS
 from bench.selfcheck.simulate import NOISES
 from steptime.errors import UserError
 from tests.bench.make import made_receipt
@@ -34,15 +26,15 @@ def test_point_comparison_is_pytest_benchmarks_own() -> None:
     for _ in range(50):
         base, head = rng.normal(1.0, 0.01, 20), rng.normal(1.02, 0.01, 20)
         fails = bool(check.fails({"mean": head.mean()}, {"mean": base.mean()}))
-        assert OTHERS["pytest-benchmark mean:2%"](base, head) == fails
+        assert RIVALS["pytest-benchmark mean:2%"](base, head) == fails
 
 
-@pytest.mark.parametrize("name", list(OTHERS))
+@pytest.mark.parametrize("name", list(RIVALS))
 def test_judges_know_which_way_is_slower(name: str) -> None:
     base = np.random.default_rng(1).normal(1.0, 0.005, 20)
-    assert OTHERS[name](base, base * 1.05)
-    assert not OTHERS[name](base, base * 0.95)
-    assert not OTHERS[name](base, base)
+    assert RIVALS[name](base, base * 1.05)
+    assert not RIVALS[name](base, base * 0.95)
+    assert not RIVALS[name](base, base)
 
 
 @pytest.mark.slow

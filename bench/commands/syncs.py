@@ -30,7 +30,8 @@ def syncs(
     fail: Annotated[bool, option("--fail", "exit code 1 when a host sync was counted")] = False,
 ) -> int:
     """Runs a PyTorch program and counts the places where the host waits for a GPU, by role, kind and line.
-    Steps are those of its optimizer. Without a GPU it counts what would wait on one.
+    Steps are those of its optimizer; without one the whole run counts. Without a GPU it counts what
+    would wait on one.
     """
     from bench.syncs import run_script
 
@@ -40,11 +41,11 @@ def syncs(
     if not Path(script).is_file():
         raise UserError(f"python -m bench syncs: no such script: {script}")
     code, counted = run_script.run(Path(script), words, device=device, warmup=warmup, work=work)
+    missing = run_script.nothing_counted(counted)
+    if missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return code or 2
     print(run_script.report(counted, work=work))
     if json:
         json.write_text(run_script.as_json(counted), encoding="utf-8")
-    if counted.warmup and not counted.finished:
-        missing = f"nothing was counted after the warm-up of {counted.warmup}"
-        print(f"error: the program took no optimizer step, so {missing}", file=sys.stderr)
-        return code or 2
     return code or int(fail and counted.total > 0)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_benchmark.logger import PytestBenchmarkWarning
 
 from bench.baselines import recording, store
 from bench.machine import commit, identity
@@ -131,6 +133,9 @@ def _prepare(config: pytest.Config) -> BenchSession:
     known.checks = replay.checks_of(config.invocation_params.args, option.benchmark_compare_fail or [])
     if known.checks and not known.comparing:
         raise UserError("--benchmark-compare-fail needs --benchmark-compare")
+    # The plugin warns that it found nothing to compare with. `-W error` would make an internal error of that;
+    # `pytest_sessionstart` says it properly.
+    warnings.filterwarnings("default", category=PytestBenchmarkWarning)
     if known.comparing and (
         option.benchmark_disable or option.benchmark_skip or option.collectonly or _xdist(config)
     ):

@@ -54,9 +54,9 @@ class SyncCount:
     @property
     def counts(self) -> Counts:
         """(role, kind, place) -> number in whole steps behind the warm-up; of everything when the program
-        marked no step."""
+        marked no step, since a program need not have an optimizer."""
         counts = self._ledger.counts.copy()
-        if not self.finished and not self.warmup:
+        if not self.finished:
             return summed(counts)
         return summed({key: n for key, n in counts.items() if self.warmup <= key.step < self.finished})
 

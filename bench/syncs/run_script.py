@@ -30,15 +30,27 @@ def run(
 
 
 def report(counted: SyncCount, *, work: bool = False) -> str:
-    """The table with a line above it."""
+    """The table with a line above it; where nothing was counted, that alone."""
     if counted.steps:
         head = (
             f"{counted.total / counted.steps:g} host syncs in each of {counted.steps} steps (after "
             f"{counted.warmup} of warm-up)"
         )
+    elif counted.finished:
+        return nothing_counted(counted)
     else:
-        head = f"{counted.total} host syncs; the program marked no step"
+        head = f"{counted.total} host syncs in the whole run, which took no optimizer step"
     return f"{head}\n\n{counted.table(work=work)}"
+
+
+def nothing_counted(counted: SyncCount) -> str:
+    """Why there are no counts, in one line; empty when there are."""
+    if counted.steps or not counted.finished:
+        return ""
+    return (
+        f"nothing was counted: all {counted.finished} optimizer steps belong to the warm-up of "
+        f"{counted.warmup} (see --warmup)"
+    )
 
 
 def as_json(counted: SyncCount) -> str:

@@ -266,7 +266,7 @@ def test_a_fraction_of_a_percent_is_refused_by_the_plugin(bench: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("given", ["absent.json", "0007", "nothing/here"])
 def test_nothing_to_compare_with_is_an_error(bench: Bench, given: str) -> None:
-    usage_error(bench.run(f"--benchmark-compare={given}"), f"{given}: no such run")
+    usage_error(bench.run(f"--benchmark-compare={given}", "-W", "error"), f"{given}: no such run")
 
 
 def test_a_folder_as_the_value_is_an_argument_swallowed(bench: Bench) -> None:

@@ -152,14 +152,28 @@ def test_without_arguments_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert "--warmup" in capsys.readouterr().out
 
 
-def test_a_script_without_steps_counts_for_nothing(
+def test_a_script_without_an_optimizer_is_counted_as_a_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "none.py"
     path.write_text("import torch\ntorch.ones(3).sum().item()\n")
-    assert main(["--", str(path)]) == 2
-    assert "no optimizer step" in capsys.readouterr().err
-    assert main(["--warmup", "0", "--fail", "--", str(path)]) == 1
+    assert main(["--fail", "--", str(path)]) == 1
+    assert "1 host syncs in the whole run, which took no optimizer step" in capsys.readouterr().out
+
+
+def test_nothing_is_claimed_where_all_steps_are_warm_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, counts = tmp_path / "short.py", tmp_path / "counts.json"
+    path.write_text(
+        "import torch\nw = torch.ones(3, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w])\nw.sum().backward()\noptimizer.step()\n"
+    )
+    assert main(["--warmup", "3", "--json", str(counts), "--", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "nothing was counted: all 1 optimizer steps belong to the warm-up of 3" in shown.err
+    assert not counts.exists()
 
 
 def test_no_such_script(tmp_path: Path) -> None:

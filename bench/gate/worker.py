@@ -20,13 +20,16 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
 from bench.machine import identity
 from bench.records.types import Arm
-from bench.subjects.protocol import SegmentRequest, Taken
+from bench.subjects.protocol import SegmentRequest, SubjectKind, Taken
 from steptime.errors import UserError
 
 PROTOCOL = 2
@@ -70,7 +73,7 @@ def serve(lines: Lines) -> None:
     if order.get("stop"):
         return
     kind = SUBJECTS[order["subject"]]
-    settings = kind.from_order(order["config"])
+    settings = _settings(kind, order["config"])
     if order["trace_steps"]:
         lines.write(trace=kind.trace(settings, order["trace_steps"]))
         return
@@ -92,6 +95,24 @@ def serve(lines: Lines) -> None:
             "faults": result.faults,
         }
     )
+
+
+def _settings(kind: SubjectKind, order: Mapping[str, Any]) -> Any:
+    """The settings of an order. Raises UserError, naming each setting that this tree does not know."""
+    try:
+        return kind.from_order(order)
+    except ValidationError as error:
+        told = "; ".join(
+            f"does not know `{_key(fault)}`"
+            if fault["type"] == "extra_forbidden"
+            else f"does not accept `{_key(fault)}`: {fault['msg']}"
+            for fault in error.errors()
+        )
+        raise UserError(told) from None
+
+
+def _key(fault: ErrorDetails) -> str:
+    return ".".join(map(str, fault["loc"]))
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -158,21 +159,30 @@ class WorkerProcess:
         except queue.Empty:
             raise WorkerLost(f"{self.tree.name} gave no answer within {timeout_s:g} s") from None
         if not line:
-            raise WorkerLost(
-                f"{self.tree.name} crashed (exit code {self._process.wait()}): {self._last_words()}"
-            )
+            code = self._process.wait()
+            why = self._unknown_keys() or f"crashed (exit code {code}): {self._last_words()}"
+            raise WorkerLost(f"{self.tree.name} {why}")
         try:
             message: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError:
             raise WorkerLost(f"{self.tree.name} wrote {line[:60]!r} instead of a message") from None
         if "error" in message:
-            raise WorkerLost(f"{self.tree.name} refused: {message['error']}")
+            text = str(message["error"])
+            raise WorkerLost(f"{self.tree.name} {'' if text.startswith('does not ') else 'refused: '}{text}")
         return message
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
             self._lines.put(line)
         self._lines.put("")
+
+    def _unknown_keys(self) -> str:
+        """Of a worker of an older commit, which ends with pydantic's traceback: the settings that it does not
+        know; empty when that is not why it ended."""
+        self._errors.seek(0)
+        lines = self._errors.read().splitlines()
+        keys = [key for key, why in pairwise(lines) if why.startswith("  Extra inputs are not permitted")]
+        return "; ".join(f"does not know `{key}`" for key in keys)
 
     def _last_words(self) -> str:
         self._errors.seek(0)

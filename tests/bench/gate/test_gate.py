@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 
 from bench.commands import gate as gate_command
 from bench.commands.gate import run_gate
-from bench.gate import session, worker_process, worktrees
+from bench.gate import session, worker, worker_process, worktrees
 from bench.gate.session import first_difference, gather, pairs
 from bench.gate.verdict import BASE, HEAD, GateEvidence, Launch, Options, counts_added, judge, memory_rise
 from bench.gate.worktrees import NoHarness, Tree, checked_out, resolve
@@ -166,6 +168,10 @@ def test_as_many_launches_as_the_time_and_building_allow(
         ),
         slow("print('hello?')", "instead of a message"),
         slow("print(json.dumps({'error': 'the config is wrong'}))", "head refused: the config is wrong"),
+        slow(
+            "raise SystemExit('train.new_knob\\n  Extra inputs are not permitted [type=extra_forbidden]\\n')",
+            "head does not know `train.new_knob`",
+        ),
         slow("print(json.dumps({'hello': {'protocol': 99}}))", "speaks gate protocol 99"),
         slow(
             "print(json.dumps({'hello': {'protocol': 2, 'root': '/elsewhere'}}))",
@@ -180,6 +186,17 @@ def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, s
     judgement = judge(SHORT, evidence)
     assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INCOMPLETE)
     assert said in judgement.reasons[0]
+
+
+@fault
+def test_a_setting_that_a_commit_does_not_know_is_named() -> None:
+    order = {"subject": "trainer", "config": {"train": {"new_knob": 1, "lr": "high"}}, "trace_steps": 0}
+    source = io.StringIO(json.dumps(order) + "\n")
+    with pytest.raises(UserError) as refused:
+        worker.serve(worker.Lines(source, io.StringIO()))
+    said = str(refused.value).split("; ")
+    assert "does not know `train.new_knob`" in said
+    assert any(text.startswith("does not accept `train.lr`") for text in said)
 
 
 @pytest.mark.slow

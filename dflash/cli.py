@@ -6,8 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Set before anything imports torch: CUDA reads it once. A user's own setting stays.
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer

@@ -2,6 +2,7 @@
 
 - `errors`: the exception for a user's mistake;
 - `commandline`: typer command lines that make every mistake such an exception (needs typer, and no torch);
+- `cuda_settings`: how CUDA's allocator is asked to start, and determinism where bits are compared;
 - `host_memory`: which CPU tensors stand for host memory where the "GPUs" are the CPU;
 - `syncs`: CUDA's rules (what waits, what copies), the scopes of the workers, and what counts in them.
 

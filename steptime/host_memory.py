@@ -3,7 +3,10 @@
 On CUDA a tensor says itself where it lives. On the CPU everything lives in one memory, so a sync counter
 could not tell a batch that waits in pinned memory from a hidden state on the drafter's GPU. Host memory is
 therefore written down where it is made; everything else that a worker holds is on its device. Marks belong to
-storages: a view is where its base is."""
+storages: a view is where its base is.
+
+A process that trains on CUDA needs no marks and makes none: `staging` and `staged` mark only where there is
+no CUDA, or once a counter of CPU workers has asked for it (`keep_marks`)."""
 
 from __future__ import annotations
 
@@ -21,11 +24,19 @@ _SWEEP_EVERY = 4096
 # another tensor.
 _marks: dict[int, tuple[StorageWeakRef, str]] = {}
 _made = 0
+_asked = False
 
 
 @functools.cache
 def _has_cuda() -> bool:
     return torch.cuda.is_available()
+
+
+def keep_marks() -> None:
+    """From now on mark what is staged: CPU workers are counted on a machine that has CUDA. Before their
+    buffers are made."""
+    global _asked
+    _asked = True
 
 
 def mark_host(tensor: torch.Tensor, kind: str) -> torch.Tensor:
@@ -64,11 +75,16 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 def staging(shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool) -> torch.Tensor:
     """Uninitialised host memory, page-locked where there is CUDA to do it for; without CUDA it is only marked
     so."""
-    tensor = torch.empty(shape, dtype=dtype, pin_memory=pin and _has_cuda())
-    return mark_host(tensor, PINNED if pin else PAGEABLE)
+    return _marked(torch.empty(shape, dtype=dtype, pin_memory=pin and _has_cuda()), pin)
 
 
 def staged(tensor: torch.Tensor, *, pin: bool) -> torch.Tensor:
     """The same values in memory like that of `staging`: a copy where memory can be page-locked, else the
     tensor itself."""
-    return mark_host(tensor.pin_memory() if pin and _has_cuda() else tensor, PINNED if pin else PAGEABLE)
+    return _marked(tensor.pin_memory() if pin and _has_cuda() else tensor, pin)
+
+
+def _marked(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
+    if _asked or not _has_cuda():
+        mark_host(tensor, PINNED if pin else PAGEABLE)
+    return tensor

@@ -151,15 +151,19 @@ class FlatAdamW:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, by parameter name, so that it does not depend on the flat
-        layout."""
-        flat = self.flat
+        """Everything a resumed run needs, by parameter name, so that it does not depend on the flat layout.
+
+        Copies in host memory, tensor by tensor: on the device it would need as much again as masters and
+        moments take, 12 bytes a parameter, which no plan of the memory holds. Waits for the device."""
         return {
-            "steps": self.steps.clone(),
-            "master": {name: tensor.clone() for name, tensor in flat.named(flat.master)},
-            "exp_avg": {name: tensor.clone() for name, tensor in flat.named(self.exp_avg)},
-            "exp_avg_sq": {name: tensor.clone() for name, tensor in flat.named(self.exp_avg_sq)},
+            "steps": _on_host(self.steps),
+            "master": self._named_on_host(self.flat.master),
+            "exp_avg": self._named_on_host(self.exp_avg),
+            "exp_avg_sq": self._named_on_host(self.exp_avg_sq),
         }
+
+    def _named_on_host(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: _on_host(tensor) for name, tensor in self.flat.named(buffer)}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -174,3 +178,8 @@ class FlatAdamW:
             for name, view in flat.named(buffer):
                 view.copy_(state[key][name])
         flat.refresh_working()
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that later steps do not change."""
+    return tensor.to("cpu", copy=True)

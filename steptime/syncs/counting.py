@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from steptime.host_memory import keep_marks
 from steptime.syncs import calls
 from steptime.syncs.boundary import SIMULATED, Boundary
 from steptime.syncs.modes import modes
@@ -45,6 +46,8 @@ def watched(scope: Scope, device: WorkerDevice | None, *, cuda: bool, strict: bo
     boundary = Boundary(cuda=cuda, strict=strict)
     named = device.torch if device is not None else None
     scope.simulated = strict and not cuda
+    if not cuda:
+        keep_marks()
     calls.install()
     try:
         if device is not None and not cuda:
@@ -67,6 +70,8 @@ class CountingScopes:
     """
 
     def __init__(self, *, work: bool = True, by_step: bool = True, cuda: bool | None = None) -> None:
+        if cuda is not True:
+            keep_marks()  # now: what the workers stage comes before they enter
         self.ledger = Ledger(work=work, by_step=by_step)
         self._cuda = cuda
         self.entered: dict[str, Scope] = {}

@@ -8,6 +8,8 @@ from torch import nn
 
 import dflash.models.optimizer
 from dflash.models.optimizer import FlatAdamW, FlatParameters
+from steptime.syncs.counting import CountingScopes, PlainDevice
+from steptime.syncs.scopes import ALLOCATION, COPY_TO_HOST, OPERATION
 from tests.models.watch import watch
 
 CPU = torch.device("cpu")
@@ -150,3 +152,21 @@ def test_a_step_is_a_handful_of_operations_and_reads_nothing():
         optimizer.step(1e-3)
     assert not seen.reads
     assert len(seen.shapes) < 15
+
+
+def test_its_state_is_read_without_memory_of_the_device():
+    """The plan of a GPU's memory (`--dry-run`) holds masters and moments once."""
+    device = PlainDevice("cpu")
+    scopes = CountingScopes(cuda=False)
+    module = small_module()
+    with scopes.enter("drafter/0", device):
+        flat = FlatParameters(module, device.torch, torch.bfloat16)
+        optimizer = FlatAdamW(flat)
+        scopes.arm()
+        state = optimizer.state_dict()
+        scopes.disarm()
+    kinds = {kind for _, kind, _ in scopes.counts()}
+    assert COPY_TO_HOST in kinds
+    assert not kinds & {ALLOCATION, OPERATION}
+    flat.master.fill_(7.0)
+    assert not any((tensor == 7.0).any() for tensor in state["master"].values()), "copies, not views"

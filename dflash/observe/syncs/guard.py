@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Literal
 
 from dflash.device import Device
+from steptime.host_memory import keep_marks
 from steptime.syncs.counting import any_cuda, summed, watched
 from steptime.syncs.scopes import Key, Ledger, Place, Scope, SyncNotAllowed
 
@@ -22,6 +23,7 @@ class GuardScopes:
     prefetcher and the monitor are watched from the start."""
 
     def __init__(self, mode: Literal["log", "disallow"], warmup_steps: int = 1) -> None:
+        keep_marks()  # the workers may be CPU ones, on a machine with CUDA too
         self.mode = mode
         self.ledger = Ledger(armed=True, work=False, by_step=False, on_sync=self._on_sync)
         self._warmup = warmup_steps

@@ -190,7 +190,7 @@ class Monitor:
     def _ask(self, collector: Collector, question: Callable[[], dict[str, float]]) -> dict[str, float]:
         started_ns = time.thread_time_ns()
         try:
-            return question()
+            return numbers(question())
         except Exception as error:
             self._fail(collector, error)
             return {}
@@ -217,3 +217,16 @@ class Monitor:
         if self.ticks:
             values["monitor/tick_ms"] = self._tick_ms
         return values
+
+
+def numbers(values: dict[str, float]) -> dict[str, float]:
+    """The values, which must be host numbers: whoever formats a tensor later waits for its device, in the
+    thread of a sink.
+
+    Raises:
+        TypeError: naming the first key whose value is none.
+    """
+    for key, value in values.items():
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{key} is a {type(value).__name__}; a metric's value is a host number")
+    return values

@@ -121,8 +121,15 @@ class Observer:
         return collector
 
     def watch(self, scopes: Scopes) -> None:
-        """Count or guard host syncs in the monitor's thread too; before `start`."""
+        """Count or guard host syncs in the threads of the monitor and of the sinks too; before `start`."""
         self._monitor.scopes = scopes
+        for sink in self._sinks:
+            sink.scopes = scopes
+
+    @property
+    def sink_roles(self) -> tuple[str, ...]:
+        """As what the sinks' threads enter their scopes."""
+        return tuple(sink.role for sink in self._sinks)
 
     # -- called while it runs --------------------------------------------------------------------------------
 

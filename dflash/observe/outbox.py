@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dflash.observe.sinks.base import Sink
+from dflash.observe.syncs import NO_SCOPES, Scopes
 
 logger = logging.getLogger("dflash.observe")
 
@@ -62,6 +63,7 @@ class SinkThread:
 
     Attributes:
         cpu_s: CPU time this thread has used, seconds.
+        scopes: entered by the thread as `role`; set before `start`.
     """
 
     def __init__(self, sink: Sink, capacity: int = 4096) -> None:
@@ -69,9 +71,15 @@ class SinkThread:
         self.outbox = Outbox(capacity)
         self.cpu_s = 0.0
         self.failed: Exception | None = None
+        self.scopes: Scopes = NO_SCOPES
         self._lost = 0
         self._troubled = False
         self._thread = threading.Thread(target=self._run, name=f"sink-{sink.name}", daemon=True)
+
+    @property
+    def role(self) -> str:
+        """Who waits, when something in this thread waits for a device."""
+        return f"sink/{self.sink.name}"
 
     @property
     def dropped(self) -> int:
@@ -94,6 +102,10 @@ class SinkThread:
         return True
 
     def _run(self) -> None:
+        with self.scopes.enter(self.role):
+            self._loop()
+
+    def _loop(self) -> None:
         self._guard(self.sink.open)
         while (rows := self.outbox.take()) is not None:
             if self.failed is not None or not self._guard(self.sink.write, rows):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from dflash.config import ObserveConfig
 from dflash.observe.collectors.base import Collector
@@ -27,6 +28,7 @@ from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Row, Sink
 from dflash.observe.window import FlushWindow
 from steptime.errors import UserError
+from steptime.syncs.counting import CountingScopes
 from tests.clock import Clock
 from tests.observe.parts import FakePrefetcher, FakeQueue, ListSink
 from tests.waiting import HANG_S, wait_until
@@ -223,6 +225,34 @@ def test_a_collector_that_raises_goes_away_with_one_line_and_the_rest_stays(
         "collector probe is off: ValueError: planted"
     ]
     assert "pipeline/hs_queue_depth" in run.sink.of("live")[-1].values
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("value", [torch.ones(()), torch.ones((), device="meta"), "1.0", None])
+def test_a_collector_that_gives_no_number_goes_away_and_no_sink_sees_it(ticked: Ticked, value: Any) -> None:
+    """Whoever formats a tensor waits for its device; a tensor of `meta` would raise there."""
+    ticked.probe.sample = lambda now_ns: {"probe/samples": value}  # type: ignore[method-assign]
+    ticked.observer.start()
+    ticked.tick(10)
+    ticked.observer.close()
+    (line,) = [row.values["text"] for row in ticked.sink.of("event")]
+    assert line.startswith("collector probe is off: TypeError: probe/samples is a ")
+    assert not any("probe/samples" in row.values for row in ticked.sink.rows)
+
+
+@pytest.mark.fault
+def test_a_sink_that_waits_is_seen_in_its_own_role(tmp_path: Path) -> None:
+    scopes = CountingScopes(cuda=False)
+    scopes.arm()
+    sink = ListSink()
+    loss = torch.ones(())
+    sink.write = lambda rows: float(loss)  # type: ignore[method-assign]
+    thread = SinkThread(sink)
+    thread.scopes = scopes
+    thread.outbox.put(1)
+    thread.start()
+    assert thread.close(HANG_S)
+    assert [key[:2] for key in scopes.counts()] == [(f"sink/{sink.name}", "float()")]
 
 
 def test_a_workers_cuda_error_switches_the_collector_off(run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,8 +42,11 @@ CYCLE = 4
 """Batches in the counted cycle: integers repeat, so few are enough."""
 TICK_S = 0.02
 """The monitor ticks faster than in training, so that it does so several times in every arm."""
-TICKS = 2
-"""Least ticks of the monitor in an arm's counted steps."""
+FLUSH_S = 3 * TICK_S
+FLUSHES = 2
+"""Least flushes of the monitor in an arm's counted steps: some collectors sample at a flush alone. The first
+may have begun before those steps, or may be a collector's first reading, which starts its counts; the second
+is a whole one, with all the ticks before it."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,10 @@ class Proof:
         return sum(n for (_, kind, _), n in self.counts[arm].items() if is_sync(kind))
 
 
-class _Ticks(Collector):
-    """Counts the monitor's ticks, so that a monitor that stands still is no proof of anything."""
+class _Flushes(Collector):
+    """Counts the monitor's flushes, so that a monitor that stands still is no proof of anything."""
 
-    name = "proof-ticks"
+    name = "proof-flushes"
     metrics: ClassVar[tuple[Metric, ...]] = ()
 
     def __init__(self, sources: Sources) -> None:
@@ -90,6 +93,9 @@ class _Ticks(Collector):
         self.count = 0
 
     def sample(self, now_ns: int) -> dict[str, float]:
+        return {}
+
+    def flush(self) -> dict[str, float]:
         self.count += 1
         return {}
 
@@ -98,7 +104,8 @@ class _Ticks(Collector):
 class _Windows:
     """Hooks of drafter 0: throws the switches, and tells the counted steps of each arm.
 
-    The monitor has no steps of its own; what it does is charged to the arm that is being counted meanwhile.
+    Monitor and sinks have no steps of their own; what they do is charged to the arm that is being counted
+    meanwhile.
     """
 
     arms: Mapping[str, Sequence[str]]
@@ -107,8 +114,8 @@ class _Windows:
     scopes: CountingScopes
     trainer: Trainer | None = None
     bounds: dict[str, tuple[int, int]] = field(default_factory=dict)
-    ticks: Any = None
-    _ticks: int = 0
+    flushes: Any = None
+    _flushes: int = 0
 
     def __post_init__(self) -> None:
         self._pending = list(self.arms)
@@ -126,12 +133,12 @@ class _Windows:
 
     def after_step(self, step: int, tokens: int) -> bool:
         if step + 1 == self._begin:
-            self._ticks = self._monitor_ticks()
-            self._charge_monitor(step + 1)
+            self._flushes = self.flushes.count
+            self._charge_observer(step + 1)
         if step != self._end:
             return True
-        self._wait_for_ticks()
-        self._charge_monitor(None)
+        self._wait_for_flushes()
+        self._charge_observer(None)
         if not self._pending:
             return False
         self._throw(self._pending.pop(0), step)
@@ -144,29 +151,31 @@ class _Windows:
         assert self.trainer is not None
         observer = self.trainer.observer
         for name in observer.switches():
-            observer.switch(name, name in self.arms[arm] or name == _Ticks.name)
+            observer.switch(name, name in self.arms[arm] or name == _Flushes.name)
         self._begin = step + 1 + self.washout
         self._end = self._begin + self.cycle - 1
         self.bounds[arm] = (self._begin, self._end + 1)
 
-    def _charge_monitor(self, step: int | None) -> None:
-        scope = self.scopes.entered.get(MONITOR)
-        if scope is not None:
-            scope.step = OUTSIDE if step is None else step
+    def _charge_observer(self, step: int | None) -> None:
+        for role, scope in self.scopes.entered.copy().items():
+            if _stepless(role):
+                scope.step = OUTSIDE if step is None else step
 
-    def _monitor_ticks(self) -> int:
-        return self.ticks.count
-
-    def _wait_for_ticks(self) -> None:
+    def _wait_for_flushes(self) -> None:
         for _ in range(500):
-            if self._begin < 0 or self._monitor_ticks() - self._ticks >= TICKS:
+            if self._begin < 0 or self.flushes.count - self._flushes >= FLUSHES:
                 return
             self._waited.wait(TICK_S)
-        raise RuntimeError("the monitor did not tick: its syncs cannot be counted")
+        raise RuntimeError("the monitor did not flush: its syncs cannot be counted")
 
 
 OUTSIDE = -2
 """Step of what belongs to no arm."""
+
+
+def _stepless(role: str) -> bool:
+    """Whether a role marks no steps of its own."""
+    return role == MONITOR or role.startswith("sink/")
 
 
 def count_arms(
@@ -203,16 +212,19 @@ def count_arms(
             hooks = plant.hooks(hooks)
         trainer = _trainer(config, windows.steps, cycle, Path(folder), scopes, hooks)
         windows.trainer = trainer
-        windows.ticks = trainer.observer.add(_Ticks)
         for plant in planted:
             plant.install(trainer)
+        windows.flushes = trainer.observer.add(_Flushes)  # the last: what it counts, the others have done
         scopes.arm()
         try:
             result = trainer.run()
         finally:
-            trainer.observer.close()
+            failed = trainer.observer.close().failed
     scopes.disarm()
-    missing = {*_roles(config)} - set(scopes.entered)
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise RuntimeError(f"not counted: collector {name} went off in the middle: {why}")
+    missing = {*_roles(config), *trainer.observer.sink_roles} - set(scopes.entered)
     if missing:
         raise RuntimeError(f"not counted: {', '.join(sorted(missing))} never entered a scope")
     losses = {row.step: row.loss for row in result.scalars}
@@ -250,7 +262,7 @@ def _trainer(
         update={
             "train": config.train.model_copy(update={"steps": steps}),
             "observe": config.observe.model_copy(
-                update={"tick_s": TICK_S, "flush_s": 10 * TICK_S, "collectors": ()}
+                update={"tick_s": TICK_S, "flush_s": FLUSH_S, "collectors": ()}
             ),
         }
     )
@@ -279,7 +291,7 @@ def _counted(counts: Mapping[Key, int], bounds: tuple[int, int], per_step: int) 
     `per_step`."""
     found: Counts = {}
     for key, n in counts.items():
-        scale = 1 if key.role.startswith("drafter") or key.role == MONITOR else per_step
+        scale = 1 if key.role.startswith("drafter") or _stepless(key.role) else per_step
         if bounds[0] * scale <= key.step < bounds[1] * scale:
             name = (key.role, key.kind, key.place)
             found[name] = found.get(name, 0) + n

@@ -9,7 +9,7 @@ Each one is a collector like any other, with a switch, and does its mischief onl
     observer.switch("item", True)
 
 The faults of a worker run in drafter 0's thread right after backward; `backward_sync` runs inside backward,
-in a hook of the drafter's output; those of the monitor run in its tick."""
+in a hook of the drafter's output; those of the monitor run in its tick, or at its flush alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 BUSY_SHARE, HELD_SHARE = 0.5, 0.1
 """Of every tick: how long the busy loop runs, and how long the interpreter lock is held."""
 
-Where = Literal["step", "backward", "monitor"]
+IN_MONITOR = ("monitor", "flush")
+
+Where = Literal["step", "backward", "monitor", "flush"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class PlantedFault:
     """One bad thing to do.
 
     Attributes:
-        where: in the drafter's step, inside its backward, or in the monitor's tick.
+        where: in the drafter's step, inside its backward, in the monitor's tick, or at its flush.
         kind: how the counters of the CPU ways call it; empty: it costs time only.
         act: gets a device tensor (the loss, a gradient, or the last loss seen) and the plant.
     """
@@ -56,7 +58,7 @@ class PlantedFault:
     @property
     def role(self) -> str:
         """Who is to blame."""
-        return "monitor" if self.where == "monitor" else "drafter/0"
+        return "monitor" if self.where in IN_MONITOR else "drafter/0"
 
     def lines(self) -> tuple[str, range]:
         """File and lines of the mischief itself; a report must name one of them."""
@@ -116,12 +118,19 @@ class Plant(Collector):
 
     def sample(self, now_ns: int) -> dict[str, float]:
         """The monitor's tick, when the plant is on."""
-        self.mischief()
+        if self.fault.where == "monitor":
+            self.mischief()
+        return {}
+
+    def flush(self) -> dict[str, float]:
+        """The monitor's flush, when the plant is on."""
+        if self.fault.where == "flush":
+            self.mischief()
         return {}
 
     def mischief(self) -> None:
-        """What a planted monitor does in each tick."""
-        if self.on and self.fault.where == "monitor" and self._loss is not None:
+        """What a planted monitor does in each tick, or at each flush."""
+        if self.on and self.fault.where in IN_MONITOR and self._loss is not None:
             self.fault.act(self._loss, self)
 
 
@@ -209,6 +218,10 @@ def _monitor_sync(value: torch.Tensor, plant: Plant) -> object:
     return float(value)
 
 
+def _flush_sync(value: torch.Tensor, plant: Plant) -> object:
+    return value.tolist()
+
+
 def _busy_loop(value: torch.Tensor, plant: Plant) -> None:
     # Half of every tick: Python code that fights the workers for the interpreter lock.
     end = time.perf_counter() + BUSY_SHARE * plant.tick_s
@@ -263,6 +276,13 @@ PLANTED: dict[str, PlantedFault] = {
             "monitor",
             "float()",
             _monitor_sync,
+        ),
+        PlantedFault(
+            "flush_sync",
+            "reads the loss when the monitor flushes, and at no other tick",
+            "flush",
+            "tolist()",
+            _flush_sync,
         ),
         PlantedFault(
             "busy_loop", "a busy loop in the monitor for half of every tick", "monitor", "", _busy_loop

@@ -61,6 +61,7 @@ class CuptiWay:
             "device_alloc",
             "backward_sync",
             "monitor_sync",
+            "flush_sync",
         }
     )
     device = "cuda"

@@ -44,7 +44,7 @@ class FakeDeviceWay:
         "depends on values; answers are zeros, so the program may take another path"
     )
     every_step = True
-    claims = frozenset({"item", "mask_read", "backward_sync", "monitor_sync"})
+    claims = frozenset({"item", "mask_read", "backward_sync", "monitor_sync", "flush_sync"})
     device = "meta"
 
     def __init__(self) -> None:

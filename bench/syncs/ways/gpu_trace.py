@@ -44,7 +44,16 @@ class GpuTraceWay:
     )
     every_step = True
     claims = frozenset(
-        {"item", "device_sync", "event_sync", "mask_read", "device_alloc", "backward_sync", "monitor_sync"}
+        {
+            "item",
+            "device_sync",
+            "event_sync",
+            "mask_read",
+            "device_alloc",
+            "backward_sync",
+            "monitor_sync",
+            "flush_sync",
+        }
     )
     device = "cuda"
 

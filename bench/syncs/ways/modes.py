@@ -43,6 +43,7 @@ class ModesWay:
             "device_alloc",
             "backward_sync",
             "monitor_sync",
+            "flush_sync",
         }
     )
 

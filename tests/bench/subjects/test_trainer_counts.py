@@ -7,13 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bench.subjects.trainer.counts import OFF, Proof, count_arms, exact_counts
 from bench.subjects.trainer.kind import TrainerKind
 from bench.subjects.trainer.subject import harness_config
-from bench.syncs.faults.planted import COUNTED, PLANTED
+from bench.syncs.faults import planted
+from bench.syncs.faults.planted import COUNTED, PLANTED, Plant
 from bench.syncs.ways.fake_device import audit
+from dflash.observe.observer import Observer
 from dflash.observe.registry import COLLECTORS
+from dflash.observe.sinks.jsonl import JsonlSink
 from steptime.syncs.counting import CountingScopes
 from tests.pipeline.run import losses, small_config, small_trainer
 
@@ -65,7 +69,44 @@ def test_planted_faults_are_found_in_the_trainer(proof: Proof, name: str) -> Non
     (row,) = rows
     assert (row.role, row.place.file) == (fault.role, file)
     assert row.place.line in lines
-    assert row.on >= proof.steps if fault.role == "monitor" else row.on == proof.steps
+    least = {"monitor": proof.steps, "flush": 1}.get(fault.where)
+    assert row.on == proof.steps if least is None else row.on >= least
+
+
+@pytest.mark.fault
+def test_a_tensor_as_a_metrics_value_ends_the_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it let through, a sink would wait for it, in a thread where nobody looks."""
+
+    class GivesTensor(Plant):
+        def sample(self, now_ns: int) -> dict[str, float]:
+            return {} if self._loss is None else {"planted/loss": self._loss}  # type: ignore[dict-item]
+
+    monkeypatch.setattr(planted, "make_plant", lambda name: GivesTensor(PLANTED[name]))
+    with pytest.raises(RuntimeError, match="item went off in the middle.*planted/loss is a Tensor"):
+        count_arms(
+            harness_config(small_config(folder, ONE_LAYER)),
+            {OFF: (), "only:item": ("item",)},
+            plants=["item"],
+            cycle=2,
+        )
+
+
+def test_what_a_sink_waits_for_is_charged_to_its_thread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's own rows pass no collector: a tensor in one reaches the sinks, and is read there."""
+    late = Observer.late
+    kept = torch.ones(())
+    monkeypatch.setattr(
+        Observer, "late", lambda self, step, values: late(self, step, values | {"planted": kept})
+    )
+    monkeypatch.setattr(
+        JsonlSink, "write", lambda self, rows: [float(row.values.get("planted", 0.0)) for row in rows]
+    )
+    counted = count_arms(harness_config(small_config(folder, ONE_LAYER)), {OFF: ()}, cycle=2)
+    (found,) = [key for key in counted.counts[OFF] if key[0].startswith("sink/")]
+    assert found[:2] == ("sink/jsonl", "float()")
+    assert counted.syncs(OFF) > 0
 
 
 def test_losses_are_equal_in_every_arm(proof: Proof) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """torch reads the first of them that is set, when CUDA's allocator is first used (CUDAAllocatorConfig.h)."""
@@ -37,19 +38,20 @@ def deterministic(environment: MutableMapping[str, str] = os.environ) -> Iterato
     if WORKSPACE_VARIABLE not in environment:
         environment[WORKSPACE_VARIABLE] = WORKSPACE
     cudnn = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
+        memory.fill_uninitialized_memory,
         cudnn.benchmark,
     )
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling every `torch.empty` would be an operation of its own, and counted as one.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    memory.fill_uninitialized_memory = False
     cudnn.benchmark = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = before[2]
+        memory.fill_uninitialized_memory = before[2]
         cudnn.benchmark = before[3]

@@ -94,7 +94,7 @@ class LintWay:
     )
     does_not_see = "types, so float(), truth tests, masks and plain kernels; what other files do"
     every_step = False
-    claims = frozenset({"item", "device_sync", "event_sync", "empty_cache", "backward_sync"})
+    claims = frozenset({"item", "device_sync", "event_sync", "empty_cache", "backward_sync", "flush_sync"})
     device = "source"
 
     def __init__(self, paths: Sequence[Path] | None = None) -> None:

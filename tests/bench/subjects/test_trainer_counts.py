@@ -82,7 +82,7 @@ def test_a_tensor_as_a_metrics_value_ends_the_count(folder: Path, monkeypatch: p
             return {} if self._loss is None else {"planted/loss": self._loss}  # type: ignore[dict-item]
 
     monkeypatch.setattr(planted, "make_plant", lambda name: GivesTensor(PLANTED[name]))
-    with pytest.raises(RuntimeError, match="item went off in the middle.*planted/loss is a Tensor"):
+    with pytest.raises(RuntimeError, match=r"item went off in the middle.*planted/loss is a Tensor"):
         count_arms(
             harness_config(small_config(folder, ONE_LAYER)),
             {OFF: (), "only:item": ("item",)},

@@ -123,6 +123,12 @@ class SpanReader:
         self._source = source
         self._seen = 0
 
+    def stretch(self, share: float) -> None:
+        """Let `share` times as many spans be new as are, those before them once more: as many as there have
+        been and are still in the ring."""
+        new = self._source.count - self._seen
+        self._seen = max(0, self._source.count - max(new, min(RING, round(share * new))))
+
     def read(self) -> Window | None:
         """The new spans; None when there are none."""
         count, seen = self._source.count, self._seen

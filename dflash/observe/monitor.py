@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
@@ -52,9 +53,25 @@ class Totals:
     cpu_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """What somebody asked a tick for.
+
+    Attributes:
+        sample: the collectors that it asks; None: all that are on.
+        flush: it flushes as well.
+    """
+
+    sample: Collection[str] | None
+    flush: bool
+
+
 class Monitor:
     """Ticks every `tick_s`, flushes every `flush_s`. Nothing that goes wrong in here reaches the training
     threads.
+
+    A harness may take the clock away (`hold`): then there is a tick when it asks for one, and at no other
+    time, until it gives the clock back (`release`).
 
     Args:
         collectors: asked in turn; one that raises is switched off through `fail`.
@@ -87,7 +104,10 @@ class Monitor:
         self._started_ns = self._last_ns = self._flushed_ns = perf_counter_ns()
         self._before = Totals()
         self._tick_ms = 0.0
-        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._over = self._held = False
+        self._orders: deque[Callable[[], None]] = deque()
+        self._ordered = self._done = 0
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self.scopes: Scopes = NO_SCOPES
         self.cpu_s = 0.0
@@ -108,7 +128,8 @@ class Monitor:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Tick and flush once more, then end."""
-        self._stop.set()
+        self._over = True
+        self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
@@ -128,6 +149,57 @@ class Monitor:
             if rows[0].kind in sink.sink.kinds:
                 sink.outbox.put(*rows)
 
+    # -- the clock in other hands; from one thread at a time -------------------------------------------------
+
+    def hold(self) -> None:
+        """No tick by time from now on; one that is under way ends before the monitor is idle."""
+        self._held = True
+        self._order(_nothing)
+
+    def release(self) -> None:
+        """Tick by time again, the next one `tick_s` from now; windows begin now."""
+        self._order(self._restart)
+
+    def force(self, sample: Collection[str] | None, flush: bool) -> None:
+        """One tick now, with a flush or without: see `Observer.force_tick`."""
+        self._order(partial(self._guarded_tick, 0.0, forced=Forced(sample, flush)))
+
+    def discard(self, keep: Collection[str], flush: bool, share: float) -> None:
+        """Prepare a forced tick: see `Observer.discard`."""
+        self._order(partial(self._guarded, partial(self._discard, keep, flush, share)))
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that it was asked for is done. Of use while the clock is held: a tick by time may begin
+        at any moment."""
+        return self._done == self._ordered
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._ordered += 1
+        self._orders.append(order)
+        self._wake.set()
+
+    def _restart(self) -> None:
+        self._held = False
+        self._last_ns = self._flushed_ns = perf_counter_ns()
+        self._window.take()
+
+    def _discard(self, keep: Collection[str], flush: bool, share: float) -> None:
+        now_ns = perf_counter_ns()
+        self._before_tick(True)
+        if flush:
+            self._window.take()
+        on = [collector for collector in self._collectors if collector.on]
+        for collector in on:
+            if collector.fresh:
+                self._ask(collector, partial(collector.begin, now_ns))
+            elif collector.name not in keep:
+                self._sample(now_ns, self._live or flush, (collector.name,))
+                if flush:
+                    self._ask(collector, collector.flush)
+        for collector in on:
+            self._ask(collector, partial(collector.stretch, share))
+
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -136,29 +208,47 @@ class Monitor:
 
     def _loop(self) -> None:
         due = time.perf_counter() + self._tick_s
-        while not self._stop.wait(max(0.0, due - time.perf_counter())):
+        while not self._over:
+            asked = self._wake.wait(None if self._held else max(0.0, due - time.perf_counter()))
             woken = time.perf_counter()
+            if asked:
+                self._obey()
+                due = woken + self._tick_s
+                continue
             self._guarded_tick((woken - due) * 1e3)
             # After a stall go on from when it ended, and do not hurry through the ticks missed.
             due = max(due, woken - self._tick_s) + self._tick_s
         self._guarded_tick(0.0, last=True)
 
-    def _guarded_tick(self, lateness_ms: float, last: bool = False) -> None:
+    def _obey(self) -> None:
+        self._wake.clear()
+        while self._orders and not self._over:
+            self._orders.popleft()()
+            self._done += 1
+
+    def _guarded_tick(self, lateness_ms: float, last: bool = False, forced: Forced | None = None) -> None:
+        self._guarded(partial(self.tick, lateness_ms, last, forced))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
         try:
-            self.tick(lateness_ms, last)
+            call()
         except Exception as error:
             if self.fault is None:
                 logger.exception("monitor: a tick failed; training goes on")
             self.fault = error
 
-    def tick(self, lateness_ms: float = 0.0, last: bool = False) -> None:
-        """Sample every collector that is on; flush when it is time, or when this is the last tick."""
+    def tick(self, lateness_ms: float = 0.0, last: bool = False, forced: Forced | None = None) -> None:
+        """Sample every collector that is on; flush when it is time, or when this is the last tick. A forced
+        one does what it was asked for."""
         now_ns = perf_counter_ns()
         window_s = (now_ns - self._flushed_ns) / 1e9
         flushing = last or window_s >= self._flush_s - self._tick_s / 2
+        names = None
+        if forced is not None:
+            names, flushing = forced.sample, forced.flush
         self._before_tick(self._live or flushing)
         seconds, self._last_ns = (now_ns - self._last_ns) / 1e9, now_ns
-        states, counts = self._sample(now_ns, self._live or flushing)
+        states, counts = self._sample(now_ns, self._live or flushing, names)
         states.update(self._self_report(lateness_ms))
         self._window.add(states, seconds)
         self._window.add(counts, seconds if self._live else window_s)
@@ -167,16 +257,18 @@ class Monitor:
             self.send("live", states | counts, seconds=seconds)
         if flushing:
             self._flushed_ns = now_ns
-            self._flush(window_s)
+            self._flush(window_s, names)
         self._tick_ms = (perf_counter_ns() - now_ns) / 1e6
         self.cpu_s = time.thread_time()
 
-    def _sample(self, now_ns: int, everything: bool) -> tuple[dict[str, float], dict[str, float]]:
+    def _sample(
+        self, now_ns: int, everything: bool, names: Collection[str] | None
+    ) -> tuple[dict[str, float], dict[str, float]]:
         """States and counts; without a screen the counts keep until the flush, which costs less."""
         states: dict[str, float] = {}
         counts: dict[str, float] = {}
         for collector in self._collectors:
-            if not collector.on:
+            if not collector.on or (names is not None and collector.name not in names):
                 continue
             if collector.fresh:
                 self._ask(collector, partial(collector.begin, now_ns))
@@ -197,10 +289,10 @@ class Monitor:
         finally:
             collector.cpu_ns += time.thread_time_ns() - started_ns
 
-    def _flush(self, seconds: float) -> None:
+    def _flush(self, seconds: float, names: Collection[str] | None) -> None:
         values = self._window.take()
         for collector in self._collectors:
-            if collector.on:
+            if collector.on and (names is None or collector.name in names):
                 values.update(self._ask(collector, collector.flush))
         self.run_window.add(values, seconds)
         self.send("metrics", values, seconds=seconds)
@@ -230,3 +322,7 @@ def numbers(values: dict[str, float]) -> dict[str, float]:
         if not isinstance(value, (int, float)):
             raise TypeError(f"{key} is a {type(value).__name__}; a metric's value is a host number")
     return values
+
+
+def _nothing() -> None:
+    pass

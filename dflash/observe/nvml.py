@@ -191,6 +191,7 @@ class GpuReader:
         self._values: dict[str, float] | None = None
         self._wake = threading.Event()
         self._stop = False
+        self._waiting = False
         self._thread = threading.Thread(target=self._run, name=f"nvml-{index}", daemon=True)
         self._thread.start()
 
@@ -202,6 +203,12 @@ class GpuReader:
         if not self.lost:
             self._wake.set()
         return values or {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has read all that it was woken for."""
+        # In this order: the thread says that it no longer waits before it puts the call to wake away.
+        return self.lost or (not self._wake.is_set() and self._waiting)
 
     def close(self) -> bool:
         """End the thread; False when it is stuck in a call."""
@@ -221,7 +228,9 @@ class GpuReader:
 
     def _run(self) -> None:
         while True:
+            self._waiting = True
             self._wake.wait()
+            self._waiting = False
             self._wake.clear()
             if self._stop or self.lost:
                 return

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,58 @@ class Observer:
     def switches(self) -> dict[str, bool]:
         """Which collectors are on."""
         return {collector.name: collector.on for collector in self._collectors}
+
+    # -- the monitor's clock in other hands, for a harness; from one thread at a time ------------------------
+
+    def hold_clock(self) -> None:
+        """No tick by time from now on, until `release_clock`; before `start` or later."""
+        self._monitor.hold()
+
+    def release_clock(self) -> None:
+        """Ticks and flushes by time again."""
+        self._monitor.release()
+
+    def force_tick(self, sample: Collection[str] | None = None) -> None:
+        """The monitor's thread does one whole tick now, without a flush; returns at once.
+
+        Args:
+            sample: the collectors that it asks, of those that are on; None: all.
+        """
+        self._monitor.force(sample, flush=False)
+
+    def force_flush(self, sample: Collection[str] | None = None) -> None:
+        """Likewise one tick with a flush, whose row goes to the sinks."""
+        self._monitor.force(sample, flush=True)
+
+    def discard(self, keep: Collection[str] = (), flush: bool = False, share: float = 1.0) -> None:
+        """Prepare a forced tick, so that it does a tick's work whatever the one before it asked for.
+
+        The monitor's thread sends what waits for the sinks; asks the collectors that the tick will not ask
+        what the tick asks (of a flush too when `flush`), and throws the answers away; gives those their first
+        reading that were just switched on. So between two forced ticks every collector is read once, and
+        nothing heaps up.
+
+        Args:
+            keep: the collectors that the tick is going to ask.
+            share: length of a run's tick over the time since the last forced one; see `Collector.stretch`.
+        """
+        self._monitor.discard(keep, flush, share)
+
+    @property
+    def monitor_fault(self) -> Exception | None:
+        """What the first tick that failed as a whole raised."""
+        return self._monitor.fault
+
+    @property
+    def idle(self) -> bool:
+        """Whether monitor, collectors' threads and sinks have done all that they were asked for. Never
+        waits."""
+        # In the order in which one asks the next.
+        return (
+            self._monitor.idle
+            and all(collector.idle() for collector in self._collectors)
+            and all(sink.idle for sink in self._sinks)
+        )
 
     def late(self, step: int, values: dict[str, float]) -> None:
         """Training scalars of `step`, host numbers. Never waits."""

@@ -23,8 +23,13 @@ class Outbox:
         self._rows: deque[Any] = deque()
         self._capacity = capacity
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = self._waiting = False
         self.dropped = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether the sink has written all rows and waits for more."""
+        return self._waiting and not self._rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -41,8 +46,10 @@ class Outbox:
     def take(self) -> list[Any] | None:
         """All rows, after waiting for at least one. None once closed and empty."""
         with self._changed:
+            self._waiting = True
             while not self._rows and not self._closed:
                 self._changed.wait()
+            self._waiting = False
             if not self._rows:
                 return None
             rows = list(self._rows)
@@ -85,6 +92,11 @@ class SinkThread:
     def dropped(self) -> int:
         """Rows that did not reach the sink."""
         return self.outbox.dropped + self._lost
+
+    @property
+    def idle(self) -> bool:
+        """Whether all rows are written, or the thread has ended."""
+        return self.outbox.idle or (self._thread.ident is not None and not self._thread.is_alive())
 
     def start(self) -> None:
         self._thread.start()

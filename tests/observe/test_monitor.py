@@ -21,6 +21,7 @@ import torch
 from dflash.config import ObserveConfig
 from dflash.observe.collectors.base import Collector
 from dflash.observe.metric import Metric, MetricIndex
+from dflash.observe.monitor import Monitor
 from dflash.observe.observer import Observer
 from dflash.observe.outbox import Outbox, SinkThread
 from dflash.observe.registry import COLLECTORS, all_metrics
@@ -357,18 +358,21 @@ def test_unknown_collectors_are_refused_with_the_nearest(tmp_path: Path) -> None
 class FakeStop:
     """In place of the event that ends the monitor: a wait moves the clock, and after so many it is over."""
 
-    def __init__(self, clock: Clock, waits: int) -> None:
-        self.clock, self.left = clock, waits
+    def __init__(self, clock: Clock, monitor: Monitor, waits: int) -> None:
+        self.clock, self.monitor, self.left = clock, monitor, waits
         self.waited: list[float] = []
 
     def wait(self, timeout_s: float) -> bool:
         self.waited.append(timeout_s)
         self.clock.advance(timeout_s)
         self.left -= 1
-        return self.left < 0
+        self.monitor._over = self.left < 0
+        return self.monitor._over
 
     def set(self) -> None:
         pass
+
+    clear = set
 
 
 def test_the_monitor_reports_its_lateness(
@@ -377,8 +381,8 @@ def test_the_monitor_reports_its_lateness(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monitor = run.observer._monitor
-    stop = FakeStop(clock, 5)
-    monkeypatch.setattr(monitor, "_stop", stop)
+    stop = FakeStop(clock, monitor, 5)
+    monkeypatch.setattr(monitor, "_wake", stop)
     slow = iter((0.0, 0.0, 0.05, 0.0, 0.0))  # of ticks every 10 ms, the third takes 50
     run.probe.fresh = False
     run.probe.also = lambda: clock.advance(next(slow, 0.0))

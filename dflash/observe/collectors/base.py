@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from dflash.config import ObserveConfig
 from dflash.observe.metric import Metric
@@ -14,6 +14,9 @@ from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.roles import Role, RoleMap
 
 logger = logging.getLogger("dflash.observe")
+
+Part = Literal["path", "tick", "flush"]
+"""Where a collector may cost something."""
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Collector:
     stops.
 
     Attributes:
+        layers: where it does something: in the workers' `path`, in a `tick` of the monitor, in a `flush`.
         every_tick: sampled at each tick. False: it reports counts only, which keep until the flush when no
             screen shows them.
         on: its switch.
@@ -57,6 +61,7 @@ class Collector:
     name: ClassVar[str]
     metrics: ClassVar[tuple[Metric, ...]]
     every_tick: ClassVar[bool] = True
+    layers: ClassVar[tuple[Part, ...]] = ("path", "tick", "flush")
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
@@ -115,6 +120,17 @@ class Collector:
     def flush(self) -> dict[str, float]:
         """Values of the whole flush window that cannot be had from its ticks' values, e.g. quantiles."""
         return {}
+
+    def stretch(self, share: float) -> dict[str, float]:
+        """For a harness whose ticks come sooner than a run's: let `share` times as many events wait for the
+        next sample as do now (those before them once more). Only where the work of a sample grows with
+        them."""
+        return {}
+
+    def idle(self) -> bool:
+        """Whether threads of its own have done all that the last tick asked of them. From any thread; never
+        waits."""
+        return True
 
     def instruments(self) -> tuple[int, float]:
         """Calls of its instruments so far, and the cost of one in nanoseconds, measured now: for the account,

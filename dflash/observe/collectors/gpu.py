@@ -43,6 +43,7 @@ class GpuCollector(Collector):
     """
 
     name = "gpu"
+    layers = ("tick", "flush")
     metrics: ClassVar[tuple[Metric, ...]] = (
         *(
             Metric(
@@ -86,6 +87,10 @@ class GpuCollector(Collector):
                 if known:
                     values[f"gpu/{role}_mean/{key}"] = sum(known) / len(known)
         return values
+
+    def idle(self) -> bool:
+        opening = self._opener is not None and self._opener.is_alive()
+        return not opening and all(reader.idle for reader in self._readers)
 
     def threads_cpu_s(self) -> float:
         return sum(reader.cpu_s for reader in self._readers)

@@ -101,6 +101,11 @@ class ProfileCollector(Collector):
                 self._since_sample.setdefault(timer.name, Window()).add(window)
         return {}
 
+    def stretch(self, share: float) -> dict[str, float]:
+        for _, reader in self._readers.values():
+            reader.stretch(share)
+        return {}
+
     def sample(self, now_ns: int) -> dict[str, float]:
         self.gather()
         since, self._since_sample = self._since_sample, {}

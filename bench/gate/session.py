@@ -8,7 +8,6 @@ interval."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.gate.counters import count_both
 from bench.gate.verdict import BASE, HEAD, GateEvidence, Launch, Options
 from bench.gate.worker_process import WorkerLost, WorkerProcess
 from bench.gate.worktrees import Tree
@@ -25,11 +25,10 @@ from bench.machine.gpu_watch import GpuWatch
 from bench.measure.plan import size
 from bench.measure.runner import INTERRUPTED, PILOT_CYCLES, typical_step
 from bench.progress import Reporter, human_time
-from bench.records.types import ALL, OFF, Arm
+from bench.records.types import Arm
 from bench.statistics.stopping import SHARE_OF_BUDGET
 from bench.subjects.losses import LossCheck, check_losses
-from bench.subjects.protocol import SegmentRequest, SubjectKind, Taken
-from bench.syncs.counting import ProcessCounter
+from bench.subjects.protocol import SegmentRequest, Taken
 
 LAUNCHES = (3, 10)
 """Fewest and most launches: the more there are, the surer the interval is of what differs between them."""
@@ -72,7 +71,11 @@ def _gather(
     if compare and options.kind.counted:
         try:
             compare_traces(trees, orders, evidence, reporter)
-            count_both(options.kind, trees, orders, evidence, reporter)
+            evidence.counted = count_both(options.kind, trees, orders, reporter)
+            if not evidence.counted.by_counter:
+                evidence.incomplete += evidence.counted.faults
+            else:
+                evidence.notes += evidence.counted.faults
         except WorkerLost as error:
             evidence.incomplete.append(str(error))
     if evidence.not_comparable or evidence.incomplete:
@@ -315,44 +318,3 @@ def compare_traces(
             return
     if len(base) < TRACE_STEPS:
         evidence.incomplete.append(f"incomplete: only {len(base)} of {TRACE_STEPS} traced steps have a loss")
-
-
-def counting_code(root: Path) -> str:
-    """Digest of the code that counts: each tree counts with its own."""
-    digest = hashlib.sha256()
-    rooms = [root / "bench" / "syncs", root / "steptime" / "syncs"]
-    for path in (
-        root / "bench" / "counting.py",
-        *(path for room in rooms for path in sorted(room.rglob("*.py"))),
-    ):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes() if path.exists() else b"")
-    return digest.hexdigest()
-
-
-def count_both(
-    kind: SubjectKind,
-    trees: Sequence[Tree],
-    orders: Mapping[str, Mapping[str, Any]],
-    evidence: GateEvidence,
-    reporter: Reporter,
-) -> None:
-    """Exact counts of both trees with all of their own collectors on."""
-    reporter.say("counting syncs, operations, copies and allocations of both exactly")
-    evidence.counters_differ = len({counting_code(tree.root) for tree in trees}) > 1
-    pending = []
-    try:
-        for tree in trees:
-            config = kind.counted_as(kind.from_order(orders[tree.name]["config"]))
-            counter = ProcessCounter(
-                config, subject=kind.name, root=tree.root, python=tree.python, all_collectors=True
-            )
-            pending.append(counter.start([Arm(OFF), Arm(ALL)]))
-        for tree, one in zip(trees, pending, strict=True):
-            counts, faults = one.result()
-            evidence.incomplete += [f"{tree.name}: {fault}" for fault in faults]
-            if ALL in counts:
-                evidence.counts[tree.name] = replace(counts[ALL], arm=tree.name)
-    finally:
-        for one in pending:
-            one.close()

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bench import files
+from bench.gate.counters import Counted, added
 from bench.machine import identity, state
 from bench.measure.plan import MIN_SEGMENT_S
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import (
     Commit,
     ConfigRef,
-    ExactCounts,
     ExitCode,
     GpuState,
     Interval,
@@ -22,7 +22,6 @@ from bench.records.types import (
     Throughput,
     Verdict,
 )
-from bench.statistics.analysis import difference
 from bench.statistics.contrasts import contrasts
 from bench.statistics.intervals import interval, throughput
 from bench.statistics.verdict import Judgement, judge_pair
@@ -73,9 +72,7 @@ class GateEvidence:
     cycle: int = 1
     incomplete: list[str] = field(default_factory=list)
     not_comparable: list[str] = field(default_factory=list)
-    counts: dict[str, ExactCounts] = field(default_factory=dict)
-    counters_differ: bool = False
-    """The code that counts is not the same in both trees."""
+    counted: Counted = field(default_factory=Counted)
     before: MachineState | None = None
     after: MachineState | None = None
     seen: list[GpuState] = field(default_factory=list)
@@ -94,18 +91,7 @@ class GateEvidence:
 
 def counts_added(evidence: GateEvidence) -> tuple[dict[str, int | None], list[str]]:
     """What head counts more than base by kind, and why that cannot be told."""
-    if not evidence.counts:
-        return {}, []
-    added, fault = difference(evidence.counts.get(BASE), evidence.counts.get(HEAD), BASE, HEAD)
-    if added is None:
-        return {}, [fault]
-    if evidence.counters_differ and any(added.values()):
-        changed = ", ".join(f"{more:+d} {kind}" for kind, more in added.items() if more)
-        return {}, [
-            f"base and head count with other code (bench/syncs), and counts differ ({changed}): whose doing, "
-            "cannot be told"
-        ]
-    return added, []
+    return added(evidence.counted, BASE, HEAD)
 
 
 def memory_rise(launches: Sequence[Launch]) -> str:
@@ -143,7 +129,7 @@ def make_receipt(
         budget_percent=options.budget_percent,
         collector_budget_percent=options.budget_percent,
         reasons=judgement.reasons,
-        counts=dict(evidence.counts),
+        counts=evidence.counted.shown,
         losses=losses,
         before=evidence.before,
         after=evidence.after,
@@ -164,14 +150,14 @@ def make_receipt(
 
 def judge(options: Options, evidence: GateEvidence, *, counts_required: bool = True) -> Judgement:
     """The verdict: of the contrast, of the exact counts, and of peak memory."""
-    added, faults = counts_added(evidence)
+    more, faults = counts_added(evidence)
     incomplete = list(evidence.incomplete)
     if (
         not incomplete
         and not evidence.not_comparable
         and options.kind.counted
         and counts_required
-        and not evidence.counts
+        and not evidence.counted.by_counter
     ):
         incomplete.append("incomplete: exact counts were not taken")
     unfit = state.unfit(evidence.before, evidence.after) if evidence.before and evidence.after else ()
@@ -182,7 +168,7 @@ def judge(options: Options, evidence: GateEvidence, *, counts_required: bool = T
     judgement = judge_pair(
         found,
         options.budget_percent,
-        added=added,
+        added=more,
         incomplete=incomplete,
         not_comparable=[*evidence.not_comparable, *faults],
         unfit=unfit,

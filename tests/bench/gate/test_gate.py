@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ import pytest
 from bench.commands import gate as gate_command
 from bench.commands.gate import run_gate
 from bench.gate import session, worker, worker_process, worktrees
+from bench.gate.counters import Counted, added, count_both, counting_code, overlay
 from bench.gate.session import first_difference, gather, pairs
 from bench.gate.verdict import BASE, HEAD, GateEvidence, Launch, Options, counts_added, judge, memory_rise
 from bench.gate.worktrees import NoHarness, Tree, checked_out, resolve
@@ -32,6 +34,7 @@ from dflash.config import Config, load_config
 from steptime.errors import UserError
 from tests.waiting import HANG_S, wait_until
 
+TINY = ("data.batch_size=1", "drafter.anchors=8")
 QUIET = Reporter(quiet=True)
 SHORT = Options(base="HEAD", config=Config(), minutes=0.02, kind=SpinKind(), launches=2, min_segment_s=0.05)
 OURS = (Tree(BASE, Commit("a"), ROOT, sys.executable), Tree(HEAD, Commit("b"), ROOT, sys.executable))
@@ -312,10 +315,14 @@ def test_work_that_differs_is_not_comparable() -> None:
 @fault
 def test_an_exact_count_that_rose_is_red_whatever_the_timing_says() -> None:
     evidence = measured_evidence()
-    evidence.counts = {
-        BASE: ExactCounts(BASE, 4, True, 0, 4000, 8, 0, ways=("modes",)),
-        HEAD: ExactCounts(HEAD, 4, True, 4, 4000, 8, 0, ways=("modes",)),
-    }
+    evidence.counted = Counted(
+        {
+            HEAD: {
+                BASE: ExactCounts(BASE, 4, True, 0, 4000, 8, 0, ways=("modes",)),
+                HEAD: ExactCounts(HEAD, 4, True, 4, 4000, 8, 0, ways=("modes",)),
+            }
+        }
+    )
     judgement = judge(SHORT, evidence)
     assert judgement.exit_code is ExitCode.OVER
     assert judgement.reasons[0] == "head: syncs rose by 4"
@@ -324,10 +331,14 @@ def test_an_exact_count_that_rose_is_red_whatever_the_timing_says() -> None:
 @fault
 def test_a_counter_that_was_not_armed_is_invalid() -> None:
     evidence = measured_evidence()
-    evidence.counts = {
-        BASE: ExactCounts(BASE, 4, True, 0, 4000, 8, 0),
-        HEAD: ExactCounts(HEAD, 4, False, unavailable=("no trace hooks",)),
-    }
+    evidence.counted = Counted(
+        {
+            HEAD: {
+                BASE: ExactCounts(BASE, 4, True, 0, 4000, 8, 0),
+                HEAD: ExactCounts(HEAD, 4, False, unavailable=("no trace hooks",)),
+            }
+        }
+    )
     assert counts_added(evidence)[1] == ["the counter of head was not armed: no trace hooks"]
     assert judge(SHORT, evidence).exit_code is ExitCode.INVALID
 
@@ -359,32 +370,87 @@ def test_counts_that_cannot_be_compared_are_never_a_pass(
     base: ExactCounts | None, head: ExactCounts | None, said: str
 ) -> None:
     evidence = measured_evidence()
-    evidence.counts = {name: one for name, one in ((BASE, base), (HEAD, head)) if one is not None}
+    evidence.counted = Counted({HEAD: {n: one for n, one in ((BASE, base), (HEAD, head)) if one is not None}})
     judgement = judge(SHORT, evidence)
     assert judgement.exit_code is ExitCode.INVALID
     assert said in judgement.reasons[0]
 
 
-@fault
-def test_a_rise_that_may_be_the_counters_own_is_not_blamed_on_head() -> None:
+def counted(base: int, head: int) -> dict[str, ExactCounts]:
+    """Syncs of both sides, as one counter counts them."""
+    return {
+        BASE: ExactCounts(BASE, 4, True, base, 4000, 8, 0, ways=("modes",)),
+        HEAD: ExactCounts(HEAD, 4, True, head, 4000, 8, 0, ways=("modes",)),
+    }
+
+
+def test_a_sharper_counter_does_not_blame_head() -> None:
+    """Head's counter sees eight syncs that were always there; by one counter, nothing has risen."""
     evidence = measured_evidence()
-    evidence.counters_differ = True
-    evidence.counts = {name: ExactCounts(name, 4, True, 0, ways=("modes",)) for name in (BASE, HEAD)}
+    evidence.counted = Counted({HEAD: counted(8, 8), BASE: counted(0, 0)})
     assert judge(SHORT, evidence).exit_code is ExitCode.WITHIN
-    evidence.counts[HEAD] = replace(evidence.counts[HEAD], syncs=4)
+
+
+@fault
+def test_a_blinded_counter_does_not_hide_a_sync() -> None:
+    evidence = measured_evidence()
+    evidence.counted = Counted({HEAD: counted(0, 0), BASE: counted(0, 4)})
     judgement = judge(SHORT, evidence)
-    assert judgement.exit_code is ExitCode.INVALID
-    assert "other code (bench/syncs), and counts differ (+4 syncs)" in judgement.reasons[0]
+    assert judgement.exit_code is ExitCode.OVER
+    assert judgement.reasons[0] == "head: syncs rose by 4"
+
+
+@fault
+def test_no_counter_that_could_count_both_sides_is_incomplete() -> None:
+    evidence = measured_evidence()
+    assert counts_added(replace(evidence, counted=Counted({}, ["head: crashed"]))) == ({}, ["head: crashed"])
 
 
 def test_the_code_that_counts_is_known_by_its_content(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "bench/syncs/ways").mkdir(parents=True)
         (tmp_path / name / "bench/syncs/ways/way.py").write_text("ways = 1\n")
-    first, second = session.counting_code(tmp_path / "a"), session.counting_code(tmp_path / "b")
+    first, second = counting_code(tmp_path / "a"), counting_code(tmp_path / "b")
     assert first == second
     (tmp_path / "b/bench/syncs/ways/way.py").write_text("ways = 2\n")
-    assert session.counting_code(tmp_path / "b") != first
+    assert counting_code(tmp_path / "b") != first
+
+
+def test_an_overlay_lays_one_trees_counter_over_the_others_trainer(tmp_path: Path) -> None:
+    for name in ("base", "head"):
+        for place in ("bench", "steptime", "dflash"):
+            (tmp_path / name / place).mkdir(parents=True)
+            (tmp_path / name / place / "whose.txt").write_text(name)
+    (tmp_path / "mixed").mkdir()
+    mixed = overlay(tmp_path / "head", tmp_path / "base", tmp_path / "mixed")
+    whose = {place: (mixed / place / "whose.txt").read_text() for place in ("bench", "steptime", "dflash")}
+    assert whose == {"bench": "head", "steptime": "head", "dflash": "base"}
+
+
+@pytest.mark.slow
+@fault
+def test_a_planted_sync_is_found_though_the_counter_was_blinded(tmp_path: Path) -> None:
+    """Head plants `.item()` in the drafter's step, and makes its counter blind to it."""
+    trees = []
+    for name in (BASE, HEAD):
+        root = tmp_path / name
+        for place in ("bench", "steptime", "dflash", "configs"):
+            shutil.copytree(ROOT / place, root / place, ignore=shutil.ignore_patterns("__pycache__"))
+        trees.append(Tree(name, Commit(name), root, sys.executable))
+    worker_file = trees[1].root / "dflash/pipeline/drafter_worker.py"
+    text = worker_file.read_text()
+    assert text.count("loss.backward()") == 1
+    worker_file.write_text(text.replace("loss.backward()", "loss.backward()\n        loss.item()"))
+    scopes = trees[1].root / "steptime/syncs/scopes.py"
+    scopes.write_text(scopes.read_text() + "\nScope.record = lambda *arguments, **named: None\n")
+    kind = TrainerKind()
+    settings = load_config("configs/cpu-tiny.toml", TINY)
+    order = {"config": kind.to_order(settings, lambda shared, code: shared)}
+    found = count_both(kind, trees, dict.fromkeys((BASE, HEAD), order), QUIET)
+    more, faults = added(found, BASE, HEAD)
+    assert not faults
+    assert set(found.by_counter) == {HEAD, BASE}
+    assert (more["syncs"] or 0) > 0
 
 
 def test_a_trainer_that_was_not_counted_is_incomplete() -> None:

@@ -1,0 +1,153 @@
+"""The conductor: pairs in blocks, planned outside the subject's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from bench.measure.conductor import OVERTIME, PILOT_PERIODIC, PILOT_SEGMENTS, Conductor, Look
+from bench.measure.lengths import Lengths, choose
+from bench.progress import Reporter
+from bench.records.pairs import PLACEBO, Layer, Pair, Request, Segment
+from bench.statistics.design import draws
+from tests.clock import Clock
+
+SWITCHES = ("a", "b")
+
+
+@dataclass
+class Enough:
+    """Stops at so many pairs."""
+
+    pairs: int = 40
+    threads: set[str] = field(default_factory=set)
+
+    def look(self, pairs: Sequence[Pair], elapsed_s: float, time_s: float) -> Look:
+        self.threads.add(threading.current_thread().name)
+        return Look(len(pairs) >= self.pairs, "clear")
+
+
+@dataclass
+class FakeSubject:
+    """Takes 0.1 s for a step on a clock of its own, 0.05 s more for a tick and 0.2 s for a flush."""
+
+    clock: Clock
+    crash_at: int = -1
+    end_at: int = -1
+    asked: list[Request] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+
+    def __call__(self, requests: Iterator[Request], on_segment: Callable[[Segment], None]) -> None:
+        for request in requests:
+            if len(self.asked) == self.crash_at:
+                raise RuntimeError("planted crash")
+            if len(self.asked) == self.end_at:
+                return
+            self.threads.add(threading.current_thread().name)
+            self.asked.append(request)
+            more = {Layer.PATH: 0.0, Layer.TICK: 0.05, Layer.FLUSH: 0.2}[request.layer]
+            seconds = 0.1 * request.steps + more
+            self.clock.advance(seconds)
+            on_segment(
+                Segment(tuple(sorted(request.on)), request.steps, 10 * request.steps, seconds, request.group)
+            )
+
+
+def make(clock: Clock, judge: Enough | None = None, *, time_s: float = 1000.0) -> Conductor:
+    def draw(lengths: Lengths) -> Iterator[object]:
+        return draws(SWITCHES, 0, {layer: lengths.pair_s(layer) for layer in Layer})
+
+    return Conductor(
+        switches=SWITCHES,
+        draw=draw,  # type: ignore[arg-type]
+        judge=judge or Enough(),
+        choose=choose,
+        groups=3,
+        time_s=time_s,
+        reporter=Reporter(quiet=True),
+        clock=clock.seconds,
+    )
+
+
+def test_both_halves_of_a_pair_do_equal_work_with_complementary_switches() -> None:
+    clock = Clock()
+    conductor, subject = make(clock), FakeSubject(clock)
+    conductor.run(subject)
+    assert len(conductor.pairs) >= 40
+    assert [pair.number for pair in conductor.pairs] == list(range(len(conductor.pairs)))
+    for pair in conductor.pairs:
+        assert set(pair.first.on) ^ set(pair.second.on) == {*SWITCHES, PLACEBO}
+        assert (pair.first.steps, pair.first.group) == (pair.second.steps, pair.second.group)
+    pilot = PILOT_SEGMENTS + 2 * PILOT_PERIODIC
+    assert [request.pair for request in subject.asked[:pilot]] == [-1] * pilot
+    assert [request.half for request in subject.asked[pilot:]] == [0, 1] * len(conductor.pairs)
+    assert {pair.layer for pair in conductor.pairs} == set(Layer)
+
+
+def test_a_group_changes_between_blocks_only_and_each_group_comes_before_any_comes_again() -> None:
+    clock = Clock()
+    conductor = make(clock, Enough(120))
+    conductor.run(FakeSubject(clock))
+    groups = [pair.first.group for pair in conductor.pairs]
+    blocks = [group for place, group in enumerate(groups) if place == 0 or group != groups[place - 1]]
+    assert len(blocks) < len(groups) / 4
+    assert set(blocks[:3]) == {0, 1, 2}
+
+
+def test_planning_and_looking_happen_outside_the_subjects_thread() -> None:
+    clock, judge = Clock(), Enough()
+    subject = FakeSubject(clock)
+    make(clock, judge).run(subject)
+    assert judge.threads == {"conductor"}
+    assert subject.threads == {threading.current_thread().name}
+
+
+def test_it_ends_when_the_time_is_long_over_whatever_the_judge_says() -> None:
+    clock = Clock()
+    conductor = make(clock, Enough(10**9), time_s=20.0)
+    conductor.run(FakeSubject(clock))
+    assert conductor.stopped == "clear" or conductor.stopped == "time"
+    assert OVERTIME * 20.0 < clock.seconds() - 1.0 < OVERTIME * 20.0 + 10.0
+
+
+@pytest.mark.fault
+def test_a_subject_that_raises_leaves_the_pairs_before_it() -> None:
+    clock = Clock()
+    conductor = make(clock, Enough(10**9))
+    with pytest.raises(RuntimeError, match="planted crash"):
+        conductor.run(FakeSubject(clock, crash_at=100))
+    assert conductor.pairs
+    assert conductor.stopped == "the subject ended"
+
+
+@pytest.mark.fault
+def test_a_subject_that_ends_early_ends_the_run() -> None:
+    clock = Clock()
+    conductor = make(clock, Enough(10**9))
+    conductor.run(FakeSubject(clock, end_at=100))
+    assert conductor.stopped == "the subject ended"
+
+
+@pytest.mark.fault
+def test_a_judge_that_raises_ends_the_run_with_its_error() -> None:
+    class Broken(Enough):
+        def look(self, pairs: Sequence[Pair], elapsed_s: float, time_s: float) -> Look:
+            raise ValueError("planted in the judge")
+
+    clock = Clock()
+    with pytest.raises(ValueError, match="planted in the judge"):
+        make(clock, Broken()).run(FakeSubject(clock))
+
+
+def test_segments_are_one_step_unless_their_ends_or_their_smallness_ask_for_more() -> None:
+    from bench.measure.lengths import Pilot
+
+    assert choose(Pilot(0.1, 0.15, 0.3, ends_s=0.002)).path_steps == 1
+    assert choose(Pilot(0.1, 0.15, 0.3, ends_s=0.1)).path_steps == 3
+    assert choose(Pilot(0.001, 0.05, 0.2)).path_steps == 10
+    assert choose(Pilot(0.1, 0.15, 0.3), settled_steps=8).path_steps == 8
+    with pytest.raises(ValueError, match="some time"):
+        choose(Pilot(0.0, 0.1, 0.1))

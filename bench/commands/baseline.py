@@ -22,7 +22,7 @@ from bench.machine.commit import ROOT, git, read_commit
 from bench.machine.sentinel import Sentinel
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
-from bench.records.types import ConfigRef, ExitCode, Verdict
+from bench.records.types import ConfigRef, ExitCode, Machine, Verdict
 from bench.statistics.verdict import CODES
 from dflash.config import Config, load_config
 from steptime.commandline import make_app
@@ -114,7 +114,7 @@ def run_record(options: Options, reporter: Reporter) -> int:
         raise UserError(
             f"baseline record: --sessions {options.sessions}: at least {store.MIN_SESSIONS} are needed"
         )
-    this, config = identity.identify(), _reference(options)
+    this, config = _machine(options), _reference(options)
     receipts = _sessions(options, reporter)
     for where, receipt in receipts:
         reasons = [*recording.unusable(receipt, this, config, commit), *_moved(receipt)]
@@ -138,7 +138,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
     Raises:
         UserError: a broken file or receipt.
     """
-    this, config = identity.identify(), _reference(options)
+    this, config = _machine(options), _reference(options)
     found = store.match(store.read_all(store.ROOT), this, config)
     if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
         _tell(
@@ -175,11 +175,15 @@ def _reference(options: Options) -> ConfigRef:
     return ConfigRef(options.config.name, options.config.digest())
 
 
+def _machine(options: Options) -> Machine:
+    return identity.identify((*options.config.target.devices, *options.config.drafter.devices))
+
+
 def _moved(receipt: Receipt) -> list[str]:
     sentinel = receipt.extra.get("sentinel")
     if not sentinel:
         return []
-    text = Sentinel(sentinel["before_s"], sentinel["after_s"]).moved()
+    text = Sentinel.of_receipt(sentinel).moved()
     return [text] if text else []
 
 

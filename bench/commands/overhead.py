@@ -154,6 +154,7 @@ def run_overhead(
     started = time.monotonic()
     names = choose_collectors(subject.collectors, options.only)
     store.read_all()  # a broken file is refused now, not after minutes of measuring
+    machine = identity.identify(subject.devices)
     folder = files.choose_folder(options.out, "overhead")
     arms = make_arms(names, marginal=not options.quick, together=options.together)
     if options.together:
@@ -178,7 +179,7 @@ def run_overhead(
         if pending is not None:
             pending.close()
     counts, faults = pending.result() if pending is not None else ({}, ())
-    receipt = make_receipt(options, run, counts, faults, counts_required=count is not None)
+    receipt = make_receipt(options, run, machine, counts, faults, counts_required=count is not None)
     write_all(receipt, folder)
     show(receipt, folder)
     return receipt
@@ -187,19 +188,19 @@ def run_overhead(
 def make_receipt(
     options: Options,
     run: MeasuredRun,
+    this: Machine,
     counts: Mapping[str, ExactCounts],
     faults: Sequence[str],
     *,
     counts_required: bool,
 ) -> Receipt:
-    """Judge a run. Pure but for the commit, the machine and the clock, which are read here."""
+    """Judge a run. Pure but for the commit and the clock, which are read here."""
     measurement = replace(run.measurement, counts=counts, faults=(*run.measurement.faults, *faults))
     analysis = analyse(measurement)
     unfit = (
         state.unfit(measurement.before, measurement.after) if measurement.before and measurement.after else ()
     )
     judgement = judge(analysis, options.budgets, unfit, counts_required=counts_required)
-    this = identity.identify()
     arms: dict[str, list[Segment]] = {arm.name: [] for arm in measurement.arms}
     for segment in measurement.segments:
         arms[segment.arm].append(segment)
@@ -244,9 +245,7 @@ def make_receipt(
         extra={
             "notes": list(run.result.notes),
             "peak_memory_bytes": run.result.peak_memory_bytes,
-            "sentinel": {"before_s": run.sentinel.before_s, "after_s": run.sentinel.after_s}
-            if run.sentinel
-            else None,
+            "sentinel": run.sentinel.as_receipt() if run.sentinel else None,
         },
     )
 

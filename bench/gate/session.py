@@ -63,6 +63,8 @@ def _gather(
     evidence: GateEvidence, options: Options, base: Tree, head: Tree, reporter: Reporter, compare: bool
 ) -> None:
     trees = (base, head)
+    devices = options.kind.devices(options.config)
+    evidence.machine = identity.identify(devices)
     orders = {tree.name: _order(options, base, tree) for tree in trees}
     reporter.say(
         f"base {base.commit.id[:10]}, head "
@@ -80,12 +82,12 @@ def _gather(
             evidence.incomplete.append(str(error))
     if evidence.not_comparable or evidence.incomplete:
         return
-    evidence.before = state.read_state()
+    evidence.before = state.read_state(devices)
     try:
         _launch_all(options, trees, orders, evidence, reporter)
     except WorkerLost as error:
         evidence.incomplete.append(str(error))
-    evidence.after = state.with_seen(state.read_state(), evidence.seen)
+    evidence.after = state.with_seen(state.read_state(devices), evidence.seen)
 
 
 def _launch_all(
@@ -219,7 +221,7 @@ def _take_turns(
             f"turns in each launch, about {human_time(options.time_s)} in all"
         )
     taken: dict[str, list[Taken]] = {BASE: [], HEAD: []}
-    gpus = GpuWatch()
+    gpus = GpuWatch(options.kind.devices(options.config))
     began = time.monotonic()
     reporter.begin("measuring")
     try:

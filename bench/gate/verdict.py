@@ -17,6 +17,7 @@ from bench.records.types import (
     ExitCode,
     GpuState,
     Interval,
+    Machine,
     MachineState,
     Segment,
     Throughput,
@@ -73,6 +74,7 @@ class GateEvidence:
     incomplete: list[str] = field(default_factory=list)
     not_comparable: list[str] = field(default_factory=list)
     counted: Counted = field(default_factory=Counted)
+    machine: Machine | None = None
     before: MachineState | None = None
     after: MachineState | None = None
     seen: list[GpuState] = field(default_factory=list)
@@ -114,7 +116,7 @@ def make_receipt(
     return Receipt(
         command="gate",
         commit=head,
-        machine=identity.identify(),
+        machine=evidence.machine or identity.identify(options.kind.devices(options.config)),
         config=ConfigRef(options.config.name, options.config.digest()),
         arms={name: tuple(s for s in segments if s.arm == name) for name in (BASE, HEAD)},
         losses_equal=None if not losses else not evidence.not_comparable,

@@ -13,15 +13,11 @@ EVERY_S = 10.0
 """A look costs some ms, in which nothing is timed."""
 
 
-def read_gpus() -> Sequence[GpuState]:
-    """The state of every GPU; processes that descend from this one are not foreign."""
-    return state.read_gpus(state.process_tree())
-
-
 class GpuWatch:
     """What was seen of the GPUs under load.
 
     Args:
+        devices: those in use, such as `cuda:1`; None: every visible GPU.
         read, clock: stand-ins, for tests.
 
     Attributes:
@@ -29,9 +25,14 @@ class GpuWatch:
     """
 
     def __init__(
-        self, read: Callable[[], Sequence[GpuState]] = read_gpus, clock: Callable[[], float] = time.monotonic
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        read: Callable[[], Sequence[GpuState]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._clock = read, clock
+        self._devices, self._clock = devices, clock
+        self._read = read or self._read_gpus
         self._next_s = -float("inf")
         self.seen: list[GpuState] = []
 
@@ -43,3 +44,6 @@ class GpuWatch:
         found = self._read()
         self.seen += found
         self._next_s = at_s + EVERY_S if found else float("inf")
+
+    def _read_gpus(self) -> Sequence[GpuState]:
+        return state.read_gpus(state.process_tree(), self._devices)

@@ -1,9 +1,9 @@
 """What machine is this? No CUDA context is created to tell.
 
-The key is made of what does not change between boots: the GPUs' models and UUIDs (hashed), their number, the
-CPU's model and the cores that this process may use. Two GPUs of one model differ by 8% on average (Sinha et
-al., SC22), so a model name is not a key. Versions of driver, CUDA, torch and Python are recorded beside it
-and shown when they differ."""
+The key is made of what does not change between boots: models and UUIDs (hashed) of the GPUs in use, their
+number, the CPU's model and the cores that this process may use. Two GPUs of one model differ by 8% on average
+(Sinha et al., SC22), so a model name is not a key. Versions of driver, CUDA, torch and Python are recorded
+beside it and shown when they differ."""
 
 from __future__ import annotations
 
@@ -14,22 +14,32 @@ import importlib.metadata
 import math
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 import psutil
 
-from bench.machine.nvml import as_text, handles, opened
 from bench.records.types import Machine
+from steptime.errors import UserError
+from steptime.nvml import as_text, in_use, opened
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 PACKAGES: Final = ("torch", "transformers", "flash-linear-attention", "triton", "numpy")
 
 
-def identify(nvml: ModuleType | Any | None = None) -> Machine:
-    """The machine with its key and versions. `nvml`: a stand-in for pynvml, for tests."""
+def identify(devices: Sequence[str] | None = None, *, nvml: ModuleType | Any | None = None) -> Machine:
+    """The machine with its key and versions.
+
+    Args:
+        devices: those in use, such as `cuda:1`; other GPUs of the box are no part of it. None: all that
+            `CUDA_VISIBLE_DEVICES` leaves.
+        nvml: a stand-in for pynvml, for tests.
+
+    Raises:
+        UserError: a GPU in use cannot be named: it is lost, or NVML cannot tell which one it is.
+    """
     versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -37,17 +47,33 @@ def identify(nvml: ModuleType | Any | None = None) -> Machine:
     gpus: list[tuple[str, str]] = []
     with opened(nvml) as api:
         if api is not None:
-            for handle in handles(api):
-                uuid = as_text(api.nvmlDeviceGetUUID(handle))
-                gpus.append(
-                    (as_text(api.nvmlDeviceGetName(handle)), hashlib.sha256(uuid.encode()).hexdigest()[:8])
-                )
+            gpus = _named(api, devices)
             with contextlib.suppress(Exception):
                 versions["driver"] = as_text(api.nvmlSystemGetDriverVersion())
             with contextlib.suppress(Exception):
                 version = int(api.nvmlSystemGetCudaDriverVersion_v2())
                 versions["cuda driver"] = f"{version // 1000}.{version % 1000 // 10}"
     return describe(gpus, cpu_model(), usable_cpus(), versions)
+
+
+def _named(api: Any, devices: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Model and hashed UUID of each GPU in use."""
+    gpus, problems = in_use(api, devices)
+    named = []
+    for gpu in gpus:
+        try:
+            uuid = as_text(api.nvmlDeviceGetUUID(gpu.handle))
+            named.append(
+                (as_text(api.nvmlDeviceGetName(gpu.handle)), hashlib.sha256(uuid.encode()).hexdigest()[:8])
+            )
+        except Exception as error:
+            problems.append(f"gpu {gpu.index}: not reached: {error}")
+    if problems:
+        raise UserError(
+            f"what this machine is cannot be told: {'; '.join(problems)} (a lost GPU needs a reset; "
+            "CUDA_VISIBLE_DEVICES leaves one out)"
+        )
+    return named
 
 
 def describe(gpus: Iterable[tuple[str, str]], cpu: str, cpus: int, versions: dict[str, str]) -> Machine:

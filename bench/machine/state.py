@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +18,8 @@ from typing import Any, Final
 import psutil
 
 from bench.machine.identity import CGROUP, usable_cpus
-from bench.machine.nvml import ask, handles, opened
 from bench.records.types import GpuState, MachineState
+from steptime.nvml import ask, in_use, opened
 
 REASONS: Final = {
     0x1: "idle",
@@ -56,8 +56,12 @@ def throttled_seconds(root: Path = CGROUP) -> float | None:
     return None
 
 
-def read_state(nvml: ModuleType | Any | None = None) -> MachineState:
-    """What may change from minute to minute. Costs a few ms: at the ends of a run only."""
+def read_state(devices: Sequence[str] | None = None, *, nvml: ModuleType | Any | None = None) -> MachineState:
+    """What may change from minute to minute. Costs a few ms: at the ends of a run only.
+
+    Args:
+        devices: those in use, such as `cuda:1`; None: every visible GPU.
+    """
     tree = process_tree()
     # A system that does not tell interrupts or steal lacks the field.
     machine = psutil.cpu_times()._asdict()
@@ -74,7 +78,7 @@ def read_state(nvml: ModuleType | Any | None = None) -> MachineState:
         steal_s=machine.get("steal"),
         throttled_s=throttled_seconds(),
         cpu_mhz=frequency.current if frequency else None,
-        gpus=tuple(read_gpus(tree, nvml)),
+        gpus=tuple(read_gpus(tree, devices, nvml=nvml)),
     )
 
 
@@ -91,13 +95,17 @@ def _cpu_seconds(pid: int) -> float:
     return 0.0
 
 
-def read_gpus(tree: frozenset[int], nvml: ModuleType | Any | None = None) -> list[GpuState]:
-    """State of every GPU; a value that NVML does not give is None."""
+def read_gpus(
+    tree: frozenset[int], devices: Sequence[str] | None = None, *, nvml: ModuleType | Any | None = None
+) -> list[GpuState]:
+    """State of every GPU in use, by CUDA's index; a value that NVML does not give is None, and a GPU that it
+    does not reach is missing."""
     found = []
     with opened(nvml) as api:
         if api is None:
             return []
-        for index, handle in enumerate(handles(api)):
+        for gpu in in_use(api, devices)[0]:
+            index, handle = gpu.index, gpu.handle
             found.append(
                 GpuState(
                     index=index,
@@ -176,8 +184,9 @@ def unfit(before: MachineState | None, after: MachineState | None) -> list[str]:
                 )
     if before is None or after is None:
         return reasons
-    if len(before.gpus) != len(after.gpus):
-        reasons.append(f"the number of GPUs changed while measuring, {len(before.gpus)} to {len(after.gpus)}")
+    then, now = ({gpu.index for gpu in state.gpus} for state in (before, after))
+    reasons += [f"GPU {index} was lost while measuring" for index in sorted(then - now)]
+    reasons += [f"GPU {index} came while measuring" for index in sorted(now - then)]
     for share, most, what in (
         (foreign_share(before, after), FOREIGN_SHARE, "other programs used {:.0%} of the cores"),
         (

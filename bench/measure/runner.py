@@ -49,7 +49,10 @@ class Runner:
     sizing: Sizing | None = None
     rounds_done: int = 0
     stopped: str = ""
-    gpus: GpuWatch = field(default_factory=GpuWatch)
+    gpus: GpuWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gpus = GpuWatch(self.subject.devices)
 
     def on_segment(self, item: Taken) -> None:
         if self.sizing is None:
@@ -174,12 +177,12 @@ def measure(
         if end_s is not None:
             runner.time_s = min(time_s, max(LEAST_S, end_s - clock()))
         standing = run_sentinel(subject.devices)
-        before = state.read_state()
+        before = state.read_state(subject.devices)
         try:
             result = subject.run(runner.requests(), runner.on_segment)
         except (Exception, KeyboardInterrupt) as error:
             faults.append(_fault(error, runner))
-        after = state.with_seen(state.read_state(), runner.gpus.seen)
+        after = state.with_seen(state.read_state(subject.devices), runner.gpus.seen)
         sentinel = Sentinel(standing, run_sentinel(subject.devices))
     finally:
         subject.close()

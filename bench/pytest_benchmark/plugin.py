@@ -116,7 +116,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _prepare(config: pytest.Config) -> BenchSession:
     option = config.option
     settings = load_config(option.bench_config, option.bench_set)
-    known = BenchSession(settings, identity.identify(), ())
+    devices = (*settings.target.devices, *settings.drafter.devices)
+    known = BenchSession(settings, identity.identify(devices), ())
     if option.bench_receipt:
         known.given = Receipt.read(option.bench_receipt)
         reasons = recording.stale(known.given, known.machine, known.config_ref, commit.read_commit())

@@ -119,6 +119,9 @@ class SubjectKind(Protocol):
     """Launches of a gate where building costs next to nothing; None: as many as the gate itself thinks
     fit."""
 
+    def devices(self, settings: Any) -> Sequence[str]:
+        """Names of the devices that a subject of these settings works on."""
+
     def make(
         self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
     ) -> Subject:

@@ -189,6 +189,9 @@ class SpinKind:
     counted = False
     gate_launches: int | None = 8
 
+    def devices(self, settings: Any) -> tuple[str, ...]:
+        return ("cpu",)
+
     def make(
         self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
     ) -> SpinSubject:

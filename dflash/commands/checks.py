@@ -135,10 +135,15 @@ def check_nvml() -> tuple[State, str]:
     except pynvml.NVMLError as error:
         return "absent", f"no NVML ({error}): gpu/* is off"
     refused: dict[str, str] = {}
+    lost: list[str] = []
     try:
         count, driver = pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion()
         for index in range(count):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            except pynvml.NVMLError as error:
+                lost.append(f"GPU {index} is not reached ({error})")
+                continue
             for name, read in READINGS.items():
                 try:
                     read(handle)
@@ -146,7 +151,8 @@ def check_nvml() -> tuple[State, str]:
                     refused.setdefault(name, f"no {name} on GPU {index} ({error})")
     finally:
         pynvml.nvmlShutdown()
-    return "ok", "; ".join((f"{count} GPUs seen, driver {driver}: gpu/* is on", *refused.values()))
+    text = "; ".join((f"{count} GPUs seen, driver {driver}: gpu/* is on", *lost, *refused.values()))
+    return "warning" if lost else "ok", text
 
 
 def check_collectors() -> tuple[State, str]:

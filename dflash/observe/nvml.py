@@ -1,4 +1,5 @@
-"""GPUs through NVML: found by UUID, each metric given up separately, each GPU asked by a thread of its own.
+"""GPUs through NVML: each metric given up separately, each GPU asked by a thread of its own. Which GPU is
+which: `steptime.nvml`.
 
 NVML makes no CUDA context, but a call may take seconds on a sick driver: so the monitor never calls it. It
 wakes the readers, and takes what they have left since."""
@@ -6,7 +7,7 @@ wakes the readers, and takes what they have left since."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -75,93 +76,6 @@ def unavailable() -> str:
     except pynvml.NVMLError as error:
         return f"no NVML ({error})"
     return ""
-
-
-def find_handles(
-    indexes: Sequence[int], known: Mapping[int, str], environment: Mapping[str, str]
-) -> tuple[dict[int, Any], list[str]]:
-    """NVML's handles of CUDA devices, by CUDA index, and a line for each that was not found. NVML must be
-    initialised.
-
-    Args:
-        known: UUIDs that CUDA itself has told. Where it has told none, `CUDA_VISIBLE_DEVICES` is read as CUDA
-            reads it.
-    """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    uuids: dict[int, str | None] = {index: mig_entry(visible, index) or known.get(index) for index in indexes}
-    if None in uuids.values():
-        listed = visible_uuids(visible, _physical(environment))
-        uuids = {
-            index: uuid or (listed[index] if index < len(listed) else None) for index, uuid in uuids.items()
-        }
-    handles, problems = {}, []
-    for index, uuid in uuids.items():
-        if uuid is None:
-            problems.append(
-                f"gpu {index}: not observed: cannot tell which GPU it is (CUDA_VISIBLE_DEVICES={visible})"
-            )
-            continue
-        try:
-            handles[index] = _handle_of(uuid)
-        except pynvml.NVMLError as error:
-            problems.append(f"gpu {index}: not observed: NVML has no {uuid}: {error}")
-    return handles, problems
-
-
-def _handle_of(uuid: str) -> Any:
-    try:
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    except pynvml.NVMLError_NotFound:
-        # CUDA gives a MIG instance's UUID without saying that it is one.
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid.replace("GPU-", "MIG-", 1))
-
-
-def _physical(environment: Mapping[str, str]) -> list[str]:
-    """UUIDs in the order of CUDA's indexes; empty when that order cannot be known.
-
-    CUDA counts the fastest first unless told to count by PCI bus as NVML does; among equal GPUs both orders
-    are the same."""
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    if (
-        environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-        and len({pynvml.nvmlDeviceGetName(one) for one in handles}) > 1
-    ):
-        return []
-    return [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-
-
-def mig_entry(visible: str | None, index: int) -> str | None:
-    """The MIG id at a CUDA index of `CUDA_VISIBLE_DEVICES`, if there is one: CUDA may tell its parent's UUID
-    instead."""
-    entries = [] if visible is None else [part.strip() for part in visible.split(",")]
-    return entries[index] if index < len(entries) and entries[index].startswith("MIG-") else None
-
-
-def visible_uuids(visible: str | None, physical: Sequence[str]) -> list[str]:
-    """UUIDs by CUDA index under a value of `CUDA_VISIBLE_DEVICES`.
-
-    Entries are indexes, UUIDs or their unique beginnings, or MIG ids. As in CUDA, the first entry that names
-    no device ends the list.
-
-    Args:
-        visible: the variable; None when unset.
-        physical: UUIDs in CUDA's order without the variable.
-    """
-    if visible is None:
-        return list(physical)
-    found: list[str] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if entry.startswith("MIG-"):
-            found.append(entry)
-            continue
-        if entry.isdigit():
-            matches = list(physical[int(entry) : int(entry) + 1])
-        else:
-            matches = [uuid for uuid in physical if entry.startswith("GPU-") and uuid.startswith(entry)]
-        if len(matches) != 1:
-            break
-        found.append(matches[0])
-    return found
 
 
 class GpuReader:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dflash.config import Config
+from steptime.nvml import cuda_indexes, cuda_uuid
 
 Role = Literal["target", "drafter", "prefetcher"]
 
@@ -28,9 +29,8 @@ class RoleMap:
     @classmethod
     def from_config(cls, config: Config) -> RoleMap:
         """The layout of a run; reads the UUIDs when a worker is on CUDA (this starts CUDA)."""
-        names = (*config.target.devices, *config.drafter.devices)
-        indexes = sorted({int(name.partition(":")[2] or 0) for name in names if name.startswith("cuda")})
-        uuids = tuple((index, uuid) for index in indexes if (uuid := _uuid(index)))
+        indexes = cuda_indexes((*config.target.devices, *config.drafter.devices))
+        uuids = tuple((index, uuid) for index in indexes if (uuid := cuda_uuid(index)))
         return cls(config.target.devices, config.drafter.devices, uuids, config.train.steps)
 
     def cuda_indexes(self, role: Role | None = None) -> tuple[int, ...]:
@@ -38,14 +38,4 @@ class RoleMap:
         names = {"target": self.targets, "drafter": self.drafters}.get(
             role or "", (*self.targets, *self.drafters)
         )
-        return tuple(sorted({int(name.partition(":")[2] or 0) for name in names if name.startswith("cuda")}))
-
-
-def _uuid(index: int) -> str | None:
-    import torch
-
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    if uuid is None:
-        return None
-    text = str(uuid)
-    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+        return cuda_indexes(names)

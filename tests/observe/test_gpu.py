@@ -14,7 +14,8 @@ import pynvml
 import pytest
 
 from dflash.observe.collectors.gpu import SLOW_S, GpuCollector
-from dflash.observe.nvml import GpuReader, find_handles, mig_entry, visible_uuids
+from dflash.observe.nvml import GpuReader
+from steptime.nvml import find_handles, mig_entry, visible_uuids
 from tests.clock import Clock
 from tests.observe import nvml_stub
 from tests.observe.nvml_stub import DRIVER_NOT_LOADED, GPU_IS_LOST, NOT_SUPPORTED, UNKNOWN, Stub
@@ -311,7 +312,7 @@ def test_without_uuids_from_cuda_the_environment_decides(
         stub.add(uuid, utilisation=10 + number)
     stub.add("MIG-5555", utilisation=99)
     pynvml.nvmlInit()
-    handles, problems = find_handles([index], {}, environment)
+    handles, problems = find_handles(pynvml, [index], {}, environment)
     assert problems == []
     assert pynvml.nvmlDeviceGetUtilizationRates(handles[index]).gpu == utilisation
 
@@ -320,8 +321,8 @@ def test_the_uuid_of_a_mig_instance_is_found_whether_or_not_cuda_says_that_it_is
     stub.add("GPU-parent", utilisation=1)
     stub.add("MIG-1234", utilisation=42)
     pynvml.nvmlInit()
-    told_as_gpu, _ = find_handles([0], {0: "GPU-1234"}, {})
-    told_as_parent, _ = find_handles([0], {0: "GPU-parent"}, {"CUDA_VISIBLE_DEVICES": "MIG-1234"})
+    told_as_gpu, _ = find_handles(pynvml, [0], {0: "GPU-1234"}, {})
+    told_as_parent, _ = find_handles(pynvml, [0], {0: "GPU-parent"}, {"CUDA_VISIBLE_DEVICES": "MIG-1234"})
     for handles in (told_as_gpu, told_as_parent):
         assert pynvml.nvmlDeviceGetUtilizationRates(handles[0]).gpu == 42
 
@@ -330,10 +331,13 @@ def test_unlike_gpus_without_uuids_are_not_guessed(stub: Stub) -> None:
     stub.add("GPU-a", name="Small")
     stub.add("GPU-b", name="Large")
     pynvml.nvmlInit()
-    handles, problems = find_handles([0], {}, {})
+    handles, problems = find_handles(pynvml, [0], {}, {})
     assert handles == {}
-    assert problems == ["gpu 0: not observed: cannot tell which GPU it is (CUDA_VISIBLE_DEVICES=None)"]
-    handles, problems = find_handles([0], {}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert problems == [
+        "gpu 0: not observed: cannot tell which GPU it is (CUDA_VISIBLE_DEVICES=None); "
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA count as NVML does"
+    ]
+    handles, problems = find_handles(pynvml, [0], {}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     assert problems == []
 
 

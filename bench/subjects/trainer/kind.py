@@ -21,6 +21,9 @@ class TrainerKind:
     counted = True
     gate_launches: int | None = None
 
+    def devices(self, settings: Config) -> tuple[str, ...]:
+        return (*settings.target.devices, *settings.drafter.devices)
+
     def make(
         self, settings: Config, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
     ) -> TrainerSubject:

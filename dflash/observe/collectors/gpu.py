@@ -11,8 +11,9 @@ import torch
 from dflash.observe import nvml
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
-from dflash.observe.nvml import GpuReader, find_handles, pynvml
+from dflash.observe.nvml import GpuReader, pynvml
 from dflash.observe.roles import Role
+from steptime.nvml import find_handles
 
 _NVML = "NVML, by UUID, in a thread for each GPU"
 _UTIL = "share of the last moments (1/6 s to 1 s) in which some kernel ran; not how full the GPU was"
@@ -107,7 +108,7 @@ class GpuCollector(Collector):
         roles, report = self.sources.roles, self.sources.report
         try:
             pynvml.nvmlInit()
-            handles, problems = find_handles(roles.cuda_indexes(), dict(roles.gpu_uuids), os.environ)
+            handles, problems = find_handles(pynvml, roles.cuda_indexes(), dict(roles.gpu_uuids), os.environ)
         except Exception as error:
             self._error = error
             return

@@ -88,7 +88,7 @@ def test_a_baseline_of_another_machine_is_4_before_anything_is_measured(
 ) -> None:
     record(here)
     other = describe([("NVIDIA H200", "ffff0000")], "Another CPU", 64, {})
-    monkeypatch.setattr(baseline.identity, "identify", lambda: other)
+    monkeypatch.setattr(baseline.identity, "identify", lambda devices=None: other)
     assert bench("compare") == ExitCode.INVALID
     assert "belongs to another machine" in capsys.readouterr().out
 

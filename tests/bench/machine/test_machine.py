@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from bench.progress import Reporter
 from bench.records.types import ALL, GpuState, MachineState
 from bench.statistics.stopping import StoppingRule, judged
 from bench.subjects.spin import Noise, SpinSubject
+from steptime.errors import UserError
 from tests.clock import Clock
 
 GPUS = [("NVIDIA RTX PRO 6000", "aaaa"), ("NVIDIA RTX PRO 6000", "bbbb")]
@@ -42,6 +44,8 @@ class Nvml:
             "driver": "580.1",
         } | values
         self.opened = self.closed = 0
+        self.lost: set[int] = set()
+        self.names = [b"NVIDIA H200"] * len(uuids)
 
     def _give(self, name: str) -> Any:
         value = self.values[name]
@@ -61,13 +65,18 @@ class Nvml:
         return len(self.uuids)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index in self.lost:
+            raise RuntimeError("GPU is lost")
         return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return self.nvmlDeviceGetHandleByIndex(self.uuids.index(uuid))
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return self.uuids[handle]
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:
-        return b"NVIDIA H200"
+        return self.names[handle]
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return str(self._give("driver"))
@@ -94,7 +103,8 @@ class Nvml:
         return int(self._give("reasons"))
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid) for pid in self._give("pids")]
+        pids = self._give("pids")
+        return [SimpleNamespace(pid=pid) for pid in (pids[handle] if isinstance(pids, dict) else pids)]
 
 
 def key(
@@ -129,12 +139,12 @@ def test_other_hardware_changes_the_key(other: dict[str, Any]) -> None:
 def test_key_is_a_folder_name_that_can_be_read() -> None:
     assert key().startswith("2x-rtx-pro-6000-")
     assert identity.describe([], "Intel(R) Xeon(R) CPU @ 2.10GHz", 2, {}).key.startswith("cpu-intel-xeon-")
-    assert identity.identify(Nvml([])).key.replace("-", "").replace(".", "").isalnum()
+    assert identity.identify(nvml=Nvml([])).key.replace("-", "").replace(".", "").isalnum()
 
 
 def test_identify_hashes_uuids_and_creates_no_cuda_context() -> None:
     nvml = Nvml(["GPU-1", "GPU-2"])
-    found = identity.identify(nvml)
+    found = identity.identify(nvml=nvml)
     assert [model for model, _ in found.gpus] == ["NVIDIA H200"] * 2
     assert "GPU-1" not in str(found)
     assert (found.versions["driver"], found.versions["cuda driver"]) == ("580.1", "13.2")
@@ -145,7 +155,7 @@ def test_identify_hashes_uuids_and_creates_no_cuda_context() -> None:
 
 
 def test_no_driver_is_a_machine_without_gpus() -> None:
-    assert identity.identify(Nvml(["GPU-1"], init=RuntimeError("driver not loaded"))).gpus == ()
+    assert identity.identify(nvml=Nvml(["GPU-1"], init=RuntimeError("driver not loaded"))).gpus == ()
 
 
 def test_a_value_that_nvml_does_not_give_is_none() -> None:
@@ -155,16 +165,16 @@ def test_a_value_that_nvml_does_not_give_is_none() -> None:
         pids=RuntimeError("no permission"),
         reasons=RuntimeError("no"),
     )
-    (gpu,) = state.read_gpus(frozenset({1}), nvml)
+    (gpu,) = state.read_gpus(frozenset({1}), nvml=nvml)
     assert (gpu.power_w, gpu.foreign_processes, gpu.throttle_reasons) == (None, None, ())
     assert (gpu.sm_clock_mhz, gpu.power_limit_w) == (1800, 700.0)
 
 
 def test_other_processes_on_the_gpu_are_counted_ours_are_not() -> None:
     me = os.getpid()
-    assert state.read_gpus(frozenset({me}), Nvml(["G"], pids=[me]))[0].foreign_processes == 0
-    assert state.read_gpus(frozenset({me}), Nvml(["G"], pids=[me, 1]))[0].foreign_processes == 1
-    assert state.read_gpus(frozenset({me}), Nvml(["G"], pids=[1]))[0].foreign_processes == 1
+    assert state.read_gpus(frozenset({me}), nvml=Nvml(["G"], pids=[me]))[0].foreign_processes == 0
+    assert state.read_gpus(frozenset({me}), nvml=Nvml(["G"], pids=[me, 1]))[0].foreign_processes == 1
+    assert state.read_gpus(frozenset({me}), nvml=Nvml(["G"], pids=[1]))[0].foreign_processes == 1
 
 
 def test_ids_from_outside_the_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +183,8 @@ def test_ids_from_outside_the_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> 
     unknown = [4_194_300, 4_194_301]
     monkeypatch.setattr(state, "_uses_cuda", lambda pid: pid == os.getpid())
     tree = frozenset({os.getpid()})
-    assert state.read_gpus(tree, Nvml(["G"], pids=unknown[:1]))[0].foreign_processes == 0
-    assert state.read_gpus(tree, Nvml(["G"], pids=unknown))[0].foreign_processes == 1
+    assert state.read_gpus(tree, nvml=Nvml(["G"], pids=unknown[:1]))[0].foreign_processes == 0
+    assert state.read_gpus(tree, nvml=Nvml(["G"], pids=unknown))[0].foreign_processes == 1
 
 
 def test_process_tree_holds_children() -> None:
@@ -224,11 +234,11 @@ def test_own_work_is_counted_children_included(monkeypatch: pytest.MonkeyPatch, 
             return real().cpu_affinity()
 
     monkeypatch.setattr(psutil, "Process", Process)
-    before = state.read_state(Nvml([]))
+    before = state.read_state(nvml=Nvml([]))
     assert before.own_cpu_s == 255
     seconds[me] = (2, 2, 4, 8)
     clock.advance(3.0)
-    after = state.read_state(Nvml([]))
+    after = state.read_state(nvml=Nvml([]))
     assert after.own_cpu_s - before.own_cpu_s == 1
     assert after.monotonic_s - before.monotonic_s == 3.0
 
@@ -268,7 +278,8 @@ def after(**changes: Any) -> MachineState:
             {"gpus": (replace(GPU, foreign_processes=2),)},
             "GPU 0 was shared with 2 other process(es) during or after measuring",
         ),
-        ({"gpus": ()}, "the number of GPUs changed while measuring, 1 to 0"),
+        ({"gpus": ()}, "GPU 0 was lost while measuring"),
+        ({"gpus": (GPU, replace(GPU, index=7))}, "GPU 7 came while measuring"),
     ],
 )
 def test_unfit(changes: dict[str, Any], reason: str) -> None:
@@ -300,6 +311,88 @@ def test_differences_of_versions() -> None:
         "torch 2.12 -> 2.13",
         "triton absent -> 3",
     ]
+
+
+# -- the GPUs in use -----------------------------------------------------------------------------------------
+
+EIGHT = [f"GPU-{index}" for index in range(8)]
+
+
+def hashed(*uuids: str) -> list[str]:
+    return sorted(hashlib.sha256(uuid.encode()).hexdigest()[:8] for uuid in uuids)
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "uuids"),
+    [
+        (None, None, EIGHT),
+        (("cuda:3", "cuda:3", "cpu"), None, ["GPU-3"]),
+        (("cuda", "cuda:1"), "6,GPU-2", ["GPU-6", "GPU-2"]),
+        (None, "6,GPU-2", ["GPU-6", "GPU-2"]),
+        (None, "5,9,1", ["GPU-5"]),
+        (None, "", []),
+        (None, "-1", []),
+        (("cpu", "cpu:1"), None, []),
+    ],
+)
+def test_the_key_and_the_state_are_those_of_the_gpus_in_use(
+    devices: tuple[str, ...] | None,
+    visible: str | None,
+    uuids: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = identity.identify(devices, nvml=Nvml(EIGHT))
+    assert sorted(uuid for _, uuid in found.gpus) == hashed(*uuids)
+    stranger = os.getppid()
+    busy = {index: [stranger] if uuid in uuids else [] for index, uuid in enumerate(EIGHT)}
+    gpus = state.read_state(devices, nvml=Nvml(EIGHT, pids=busy)).gpus
+    assert [gpu.foreign_processes for gpu in gpus] == [1] * len(uuids)
+
+
+@pytest.mark.fault
+def test_a_job_on_another_gpu_does_not_make_ours_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = Nvml(EIGHT, pids={index: [os.getppid()] if index == 7 else [] for index in range(8)})
+    for device, reasons in (("cuda:0", 0), ("cuda:7", 2)):
+        states = [state.read_state((device,), nvml=nvml) for _ in range(2)]
+        assert len([line for line in state.unfit(*states) if "was shared" in line]) == reasons
+
+
+@pytest.mark.fault
+def test_a_lost_gpu_in_use_is_one_line_and_another_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = Nvml(EIGHT[:2])
+    before = state.read_state(nvml=nvml)
+    nvml.lost.add(1)
+    for devices in (None, ("cuda:0", "cuda:1")):
+        with pytest.raises(UserError, match=r"gpu 1: .*lost") as caught:
+            identity.identify(devices, nvml=nvml)
+        assert "\n" not in str(caught.value)
+    assert [uuid for _, uuid in identity.identify(("cuda:0",), nvml=nvml).gpus] == hashed("GPU-0")
+    assert "GPU 1 was lost while measuring" in state.unfit(before, state.read_state(nvml=nvml))
+    watch = GpuWatch(("cuda:1",), read=None)
+    monkeypatch.setattr(state, "read_gpus", lambda tree, devices: [] if devices == ("cuda:1",) else [1])
+    watch.look()
+    assert watch.seen == []
+
+
+def test_unlike_gpus_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA counts the fastest first, NVML by bus: which one `0` is, CUDA alone knows."""
+    nvml = Nvml(EIGHT[:2])
+    nvml.names = [b"Small", b"Large"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(UserError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        identity.identify(nvml=nvml)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    keys = set()
+    for visible in ("0", "1", "0,1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        keys.add(identity.identify(nvml=nvml).key)
+    assert len(keys) == 3
 
 
 # -- between two segments ------------------------------------------------------------------------------------
@@ -338,7 +431,7 @@ def test_gpus_are_looked_at_now_and_then_and_without_one_once() -> None:
 
     for gpus, wanted in ((True, [0.0, 10.0, 20.0]), (False, [0.0])):
         looks.clear()
-        watch = GpuWatch(read, lambda: now[0])
+        watch = GpuWatch(read=read, clock=lambda: now[0])
         for step in range(50):
             now[0] = 0.5 * step
             watch.look()
@@ -352,7 +445,7 @@ def test_a_run_that_was_throttled_in_its_middle_is_invalid(monkeypatch: pytest.M
     monkeypatch.setattr(
         "bench.measure.runner.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot)
     )
-    monkeypatch.setattr(state, "read_state", lambda: replace(START, gpus=(loaded(),)))
+    monkeypatch.setattr(state, "read_state", lambda devices: replace(START, gpus=(loaded(),)))
     subject = SpinSubject({"a": 0.0}, noise=Noise(step=0.001, slow=0.0))
     arms = make_arms(("a",))
     run = measure(

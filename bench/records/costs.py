@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.records.types import STRICT
+from bench.records.types import STRICT, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +52,27 @@ class Estimate:
     p_under: float
     n: int
     layers: LayerCosts = LayerCosts()
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchCost:
+    """What was said of one switch, or of all together (`name` = "all").
+
+    Attributes:
+        estimate: None: not measured.
+        accounted_percent: what its own code and the monitor's work for it take of the step.
+        added: kind -> count with it on less the count without; None where this machine cannot count the kind.
+        minutes_to_settle: minutes of measuring, those spent included, after which such a run would show it
+            within its budget if it costs nothing; None when there is nothing to settle.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    estimate: Estimate | None
+    budget_percent: float
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    accounted_percent: float | None = None
+    added: dict[str, int | None] | None = None
+    minutes_to_settle: float | None = None

@@ -7,8 +7,7 @@ for all together, one coin says which half has them all and the placebo has a co
 
 Coins serve however few pairs there are. Hadamard blocks would balance the switches exactly, but only a coin
 per block and switch would be left to chance, so nothing could be said at 5% below five blocks (40 pairs of
-seven switches), where eight
-pairs with coins can."""
+seven switches), where eight pairs with coins can."""
 
 from __future__ import annotations
 

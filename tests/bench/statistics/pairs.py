@@ -21,7 +21,7 @@ STEP_S = 0.135
 def pair_of(
     draw: Draw,
     number: int,
-    noise: Sequence[float],
+    noise: Sequence[float] | NDArray[np.float64],
     costs: Mapping[str, float],
     process: int = 0,
     interaction: float = 0.0,

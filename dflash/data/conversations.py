@@ -182,7 +182,7 @@ def read_rows(path: Path, cache: str | Path = "cache") -> Iterator[RawRow]:
             yield from _parquet_rows(path, cache)
             return
         with path.open("rb") as file:
-            if file.read(64).lstrip()[:1] == b"[":
+            if file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
                 file.seek(0)
                 yield from _array_rows(path, file.read())
                 return
@@ -199,20 +199,24 @@ def _json_row(line: int, raw: bytes) -> RawRow:
         return RawRow(line, json.loads(raw), bytes=len(raw))
     except UnicodeDecodeError as error:
         return RawRow(line, None, f"not valid UTF-8 (byte {error.start + 1})", len(raw))
-    except ValueError as error:
-        where = (
-            f"{error.msg.lower()} at column {error.colno}"
-            if isinstance(error, json.JSONDecodeError)
-            else str(error)
-        )
-        return RawRow(line, None, f"not valid JSON: {where}", len(raw))
+    except (ValueError, RecursionError) as error:
+        return RawRow(line, None, f"not valid JSON: {_json_fault(error)}", len(raw))
+
+
+def _json_fault(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.lower()} at column {error.colno}"
+    return str(error)
 
 
 def _array_rows(path: Path, raw: bytes) -> Iterator[RawRow]:
     try:
         rows = json.loads(raw)
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        fault = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{path}: not valid JSON: {fault}") from None
     share = len(raw) // max(len(rows), 1)
     for item, value in enumerate(rows, 1):
         yield RawRow(item, value, bytes=share)
@@ -232,8 +236,16 @@ def _parquet_rows(path: Path, cache: str | Path) -> Iterator[RawRow]:
         if shown:
             datasets.enable_progress_bars()
     share = path.stat().st_size // max(len(table), 1)
-    for number, value in enumerate(table, 1):
-        yield RawRow(number, value, bytes=share)
+    number = 0
+    try:
+        for number, value in enumerate(table, 1):
+            yield RawRow(number, value, bytes=share)
+    except UnicodeDecodeError:  # the reader of many rows gave up; one by one the others still come
+        for place in range(number, len(table)):
+            try:
+                yield RawRow(place + 1, table[place], bytes=share)
+            except UnicodeDecodeError as error:
+                yield RawRow(place + 1, None, f"not valid UTF-8 (byte {error.start + 1})", share)
 
 
 class _Reader:

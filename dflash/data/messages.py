@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dflash.data.template import BadSample, Message
+from dflash.data.skeleton import Message
+from dflash.data.template import BadSample
 
 ROLES = {
     "human": "user",
@@ -46,12 +47,15 @@ def conversation_of(row: Mapping[str, Any]) -> tuple[list[Message], list[Any] | 
         raise BadSample(f"the conversation is a {type(turns).__name__}, not a list of messages")
     messages = [normalise(turn, number) for number, turn in enumerate(turns, 1)]
     system = row.get("system")
+    if isinstance(system, str):
+        check_text(system, "'system'")
     if isinstance(system, str) and system and not (messages and messages[0]["role"] == "system"):
         messages.insert(0, {"role": "system", "content": system})
     if not messages:
         raise BadSample("no assistant text: the conversation is empty")
     if tools is not None and not isinstance(tools, list):
         raise BadSample(f"'tools' is a {type(tools).__name__}, not a list")
+    _check_tree(tools, "'tools'")
     return messages, tools or None
 
 
@@ -78,8 +82,10 @@ def normalise(turn: Any, number: int) -> Message:
         raise BadSample(f"message {number} has the unknown role {spoken!r}")
     content = turn.get("content") if turn.get("content") is not None else turn.get("value")
     text = _text(content, number)
+    check_text(text, f"message {number}")
     message: Message = {"role": role, "content": text}
     message.update({name: turn[name] for name in KEPT if turn.get(name)})
+    _check_tree([message.get(name) for name in KEPT], f"message {number}")
     if role != "assistant":
         return message
     calls = _decoded(turn.get("tool_calls"))
@@ -88,7 +94,10 @@ def normalise(turn: Any, number: int) -> Message:
         if isinstance(call, dict) and "name" in call:
             calls, message["content"] = [call], ""
     if calls:
+        if not isinstance(calls, list):
+            raise BadSample(f"message {number} has 'tool_calls' of type {type(calls).__name__}, not a list")
         message["tool_calls"] = [_tool_call(call, number) for call in calls]
+        _check_tree(message["tool_calls"], f"message {number}")
     thoughts = next(
         (turn[name] for name in REASONING_FIELDS if isinstance(turn.get(name), str) and turn[name]), ""
     )
@@ -98,6 +107,7 @@ def normalise(turn: Any, number: int) -> Message:
             thoughts = before.replace("<think>", "", 1).strip("\n")
             message["content"] = answer.lstrip("\n")
     if thoughts.strip():
+        check_text(thoughts, f"message {number}")
         message["reasoning_content"] = thoughts
     return message
 
@@ -116,9 +126,41 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, str):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse text that no tokenizer takes.
+
+    A JSON escape such as `\\ud83d` alone is half of a character (a lone surrogate): what is left of an emoji
+    that was cut in two. UTF-8 cannot write it.
+
+    Raises:
+        BadSample: naming the place.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise BadSample(
+            f"{where} holds half of a character, {half} at character {error.start + 1} (a cut emoji?): UTF-8 "
+            "has no such text"
+        ) from None
+
+
+def _check_tree(value: Any, where: str) -> None:
+    """The same for everything inside tools and tool calls."""
+    if value is None or value == [None] * len(KEPT):
+        return
+    try:
+        written = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        raise BadSample(f"{where}: nested too deeply") from None
+    except (TypeError, ValueError) as error:
+        raise BadSample(f"{where}: no JSON: {error}") from None
+    check_text(written, where)
 
 
 def _text(content: Any, number: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash.data.conversations import RawRow, data_files, read_rows
+from dflash.data.messages import check_text
 from dflash.data.progress import Progress
 from dflash.data.template import BadSample
 from steptime.errors import UserError, nearest
@@ -107,6 +108,7 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
+        check_text(value, f"field {name!r}")
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)

@@ -21,7 +21,8 @@ from typing import Any, Protocol
 from dflash.data.conversations import data_files, read_rows
 from dflash.data.messages import conversation_of, normalise
 from dflash.data.progress import Progress
-from dflash.data.template import BadSample, Message, has_text
+from dflash.data.skeleton import Message
+from dflash.data.template import BadSample, has_text
 from steptime.errors import UserError
 from steptime.files import atomic_text, sync
 
@@ -93,9 +94,13 @@ class Task:
         return False
 
     def take(self, answer: Answer) -> None:
-        """Put an answer in the place of the old turn. A thought that never ended is no answer: the task has
-        failed."""
-        message = normalise({"role": "assistant", "content": answer.text}, len(self.new) + 1)
+        """Put an answer in the place of the old turn. A thought that never ended is no answer, nor is text
+        that UTF-8 cannot write: the task has failed."""
+        try:
+            message = normalise({"role": "assistant", "content": answer.text}, len(self.new) + 1)
+        except BadSample:  # an endpoint sent half of a character
+            self.failed = True
+            return
         self.failed = not message["content"].strip() or message["content"].lstrip().startswith("<think>")
         if self.failed:
             return

@@ -10,38 +10,44 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
+from dflash.data.skeleton import (
+    WORD,
+    Message,
+    Skeleton,
+    common_prefix,
+    match,
+    shape_of,
+    split,
+    with_words,
+)
 from steptime.errors import UserError
 
-Message = dict[str, Any]
 Span = tuple[int, int]
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-WORD = re.compile(r"Xq(\d{5})([crn])Qx")
 FIXED_DATE = (
     "26 Jul 2024"  # the date that Llama's templates fall back to; the clock's would change the data every day
 )
 
-# What a template does to a text before it shows it: nothing, some trimming, or JSON's escapes.
-VARIANTS: tuple[Callable[[str], str], ...] = (
-    lambda text: text,
-    lambda text: text.strip(),
-    lambda text: text.lstrip("\n"),
-    lambda text: text.rstrip(),
-    lambda text: text.strip("\n"),
-    lambda text: text.lstrip(),
-    lambda text: text.rstrip("\n"),
-    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
-    lambda text: json.dumps(text)[1:-1],
-)
+
+_LONGEST_REASON = 1000
 
 
 class BadSample(ValueError):
-    """One conversation that cannot be used; the reader adds file and line."""
+    """One conversation that cannot be used; the reader adds file and line.
+
+    The reason becomes one line that any terminal can show, whatever the file holds: control characters and
+    halves of characters are escaped, and a long reason is cut."""
+
+    def __init__(self, reason: str) -> None:
+        if len(reason) > _LONGEST_REASON:
+            reason = f"{reason[: _LONGEST_REASON - 60]} ... {reason[-50:]}"
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +61,6 @@ class Rendered:
 
     text: str
     spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Skeleton:
-    """What a template adds around the texts of conversations of one shape.
-
-    Attributes:
-        literals: the template's own pieces; one more than placeholders.
-        placeholders: (message index, kind) of the text after each literal but the last.
-        turns: for each assistant message: (literal index, offset) where it starts and where it ends.
-    """
-
-    literals: tuple[str, ...]
-    placeholders: tuple[tuple[int, str], ...]
-    turns: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
 
 @dataclass
@@ -88,7 +79,7 @@ class ChatRenderer:
     tokenizer: Any
     reasoning: str = "train"
     turns: str = "all"
-    _skeletons: dict[str, _Skeleton] = field(default_factory=dict)
+    _skeletons: dict[str, Skeleton] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.template(None)
@@ -126,7 +117,6 @@ class ChatRenderer:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> tuple[str, list[Span]]:
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -138,7 +128,7 @@ class ChatRenderer:
                 add_generation_prompt=add_generation_prompt,
                 **{"date_string": FIXED_DATE, **self.tokenizer.special_tokens_map, **variables},
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program of somebody else's
             raise BadSample(
                 "the chat template refuses it: "
                 f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -218,7 +208,7 @@ class ChatRenderer:
         self, messages: Sequence[Message], tools: Sequence[Any] | None
     ) -> tuple[str, list[Span]]:
         text = self.render(messages, tools)
-        key = json.dumps([[_shape(message) for message in messages], tools], sort_keys=True, default=str)
+        key = json.dumps([[shape_of(message) for message in messages], tools], sort_keys=True, default=str)
         if WORD.search(key):
             return text, self._spans_by_prefixes(text, messages, tools)
         skeleton = self._skeletons.get(key)
@@ -226,16 +216,16 @@ class ChatRenderer:
             skeleton = self._make_skeleton(messages, tools)
             if len(self._skeletons) < 4096:
                 self._skeletons[key] = skeleton
-        places = _match(text, skeleton, messages)
+        places = match(text, skeleton, messages)
         if places is not None:
             spans = [(places[a] + da, places[b] + db) for (a, da), (b, db) in skeleton.turns]
         else:
             spans = self._spans_by_prefixes(text, messages, tools)
         return text, spans
 
-    def _make_skeleton(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> _Skeleton:
-        worded = [_with_words(index, message) for index, message in enumerate(messages)]
-        literals, placeholders = _split(self.render(worded, tools))
+    def _make_skeleton(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Skeleton:
+        worded = [with_words(index, message) for index, message in enumerate(messages)]
+        literals, placeholders = split(self.render(worded, tools))
         turns = []
         for index, message in enumerate(messages):
             if message["role"] != "assistant" or not has_text(message):
@@ -248,7 +238,7 @@ class ChatRenderer:
             start = (first, self._start_in(literals[first], worded[:index], tools))
             end = (last + 1, self._end_in(literals[last + 1], index, worded[: index + 1], tools))
             turns.append((start, end))
-        return _Skeleton(tuple(literals), tuple(placeholders), tuple(turns))
+        return Skeleton(tuple(literals), tuple(placeholders), tuple(turns))
 
     def _own_places(
         self,
@@ -262,7 +252,7 @@ class ChatRenderer:
 
         Some templates name a function once more where they show its result.
         """
-        alone = _split(self.render(worded[: index + 1], tools))[1]
+        alone = split(self.render(worded[: index + 1], tools))[1]
         places: list[int] = []
         for kind in "rcn":
             found = [place for place, placeholder in enumerate(placeholders) if placeholder == (index, kind)]
@@ -277,8 +267,7 @@ class ChatRenderer:
         supervised."""
         try:
             plain, prompt = (
-                _split(self.render(before, tools, add_generation_prompt=flag))[0][-1]
-                for flag in (False, True)
+                split(self.render(before, tools, add_generation_prompt=flag))[0][-1] for flag in (False, True)
             )
         except BadSample:
             return len(literal)
@@ -294,7 +283,7 @@ class ChatRenderer:
         tails = []
         for messages in (until, [*until, {"role": "user", "content": "and?"}]):
             try:
-                literals, placeholders = _split(self.render(messages, tools))
+                literals, placeholders = split(self.render(messages, tools))
                 tails.append(
                     literals[
                         max(
@@ -307,7 +296,7 @@ class ChatRenderer:
                 continue  # a tool call cannot be followed by a question in some templates
         common = literal
         for tail in tails:
-            common = _common_prefix(common, tail)
+            common = common_prefix(common, tail)
         ends = [common.rindex(token) + len(token) for token in self._specials if token in common]
         if ends:
             return max(ends)
@@ -377,65 +366,3 @@ def _with_written_arguments(message: Message) -> Message:
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": written}})
     return {**message, "tool_calls": calls}
-
-
-def _common_prefix(one: str, other: str) -> str:
-    length = next(
-        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
-    return one[:length]
-
-
-def _shape(message: Message) -> Message:
-    """The message without its texts: equal shapes get equal pieces from a template."""
-    texts: Message = {
-        name: bool(message[name]) for name in ("content", "reasoning_content") if name in message
-    }
-    return {**message, **texts}
-
-
-def _with_words(index: int, message: Message) -> Message:
-    result = dict(message)
-    for name, kind in (("content", "c"), ("reasoning_content", "r")):
-        if message.get(name):
-            result[name] = f"Xq{index:05d}{kind}Qx"
-    if message.get("tool_calls"):
-        first, *others = message["tool_calls"]
-        result["tool_calls"] = [
-            {**first, "function": {**first["function"], "name": f"Xq{index:05d}nQx"}},
-            *others,
-        ]
-    return result
-
-
-def _split(text: str) -> tuple[list[str], list[tuple[int, str]]]:
-    parts = WORD.split(text)
-    return parts[::3], [(int(index), kind) for index, kind in zip(parts[1::3], parts[2::3], strict=True)]
-
-
-def _text_of(message: Mapping[str, Any], kind: str) -> str:
-    if kind == "n":
-        return message["tool_calls"][0]["function"]["name"]
-    return message["content" if kind == "c" else "reasoning_content"]
-
-
-def _match(text: str, skeleton: _Skeleton, messages: Sequence[Message]) -> list[int] | None:
-    """Start of every literal in `text`, or None when `text` is not the literals with the messages' texts
-    between."""
-    literals = skeleton.literals
-    if not text.startswith(literals[0]):
-        return None
-    places, position = [0], len(literals[0])
-    for (index, kind), literal in zip(skeleton.placeholders, literals[1:], strict=True):
-        raw = _text_of(messages[index], kind)
-        for variant in VARIANTS:
-            shown = variant(raw)
-            after = position + len(shown)
-            if text.startswith(shown, position) and text.startswith(literal, after):
-                break
-        else:
-            return None
-        places.append(after)
-        position = after + len(literal)
-    return places if position == len(text) else None

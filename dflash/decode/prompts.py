@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from dflash.data.conversations import RawRow, data_files, read_rows, token_ids_of
-from dflash.data.messages import conversation_of, inline_reasoning
-from dflash.data.template import BadSample, ChatRenderer, Message
+from dflash.data.messages import conversation_of, inline_reasoning, normalise
+from dflash.data.skeleton import Message
+from dflash.data.template import BadSample, ChatRenderer
 from steptime.errors import UserError
 
 
@@ -85,7 +86,7 @@ class _Reader:
         if value.get("input_ids") is not None:
             return self._from_ids(value)
         if isinstance(value.get("prompt"), str):
-            return self._render([{"role": "user", "content": value["prompt"]}], None)
+            return self._render([normalise({"role": "user", "content": value["prompt"]}, 1)], None)
         found = conversation_of(value)
         if found is None:
             raise BadSample(

@@ -209,6 +209,28 @@ BAD = [
         {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
         "message 1 has a tool call without a function name",
     ),
+    (
+        r'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so \ud83d!"}]}',
+        r"message 2 holds half of a character, \\ud83d at character 4 \(a cut emoji\?\)",
+    ),
+    (r'{"messages": [{"role": "user", "content": ["\udc00"]}]}', r"message 1 holds half of a character"),
+    (r'{"messages": "[{\"role\": \"user\", \"content\": \"\\ud83d\"}]"}', "message 1 holds half of"),
+    (r'{"messages": [], "system": "\ud83d"}', "'system' holds half of a character"),
+    (
+        r'{"messages": [{"role": "user", "content": "x"}], "tools": [{"d": "\ud83d"}]}',
+        "'tools' holds half of a character",
+    ),
+    (
+        r'{"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"\ud83d": 1}}]}]}',
+        "message 1 holds half of a character",
+    ),
+    (r'{"messages": [{"role": "\ud83d", "content": "x"}]}', r"message 1 has the unknown role '\\ud83d'"),
+    (r'{"\ud83d": 1}', r"no 'conversations', 'messages' or 'input_ids' \(found: \\ud83d\)"),
+    ("[" * 100_000, "not valid JSON: nested too deeply"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": 5}]},
+        "message 1 has 'tool_calls' of type int",
+    ),
     ({"input_ids": [1, 2]}, r"'input_ids' without 'loss_mask' \(found: input_ids\)"),
     ({"input_ids": [1, 2], "loss_mask": [1]}, "'input_ids' has 2 entries, 'loss_mask' 1"),
     ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "no assistant text: 'loss_mask' is all 0"),
@@ -250,6 +272,29 @@ def test_broken_encoding(load, tmp_path):
     path.write_bytes(json.dumps(CHAT).encode() + b"\n" + '{"messages": "schön"}'.encode("latin-1") + b"\n")
     with pytest.raises(UserError, match=r"latin.jsonl:2: not valid UTF-8 \(byte 18\)"):
         load(path)
+
+
+def test_text_that_parquet_cannot_decode_is_one_bad_row(load, tmp_path):
+    """The first row of a batch that is no UTF-8 does not take the others with it."""
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = [json.dumps(CHAT["conversations"]).encode(), b'["\xed\xa0\xbd"]', b"\xff"]
+    column = pyarrow.array([*texts, texts[0]], pyarrow.binary()).view(pyarrow.string())
+    path = tmp_path / "data.parquet"
+    parquet.write_table(pyarrow.table({"messages": column}), path)
+    dataset = load(path, skip_bad=True)
+    assert [sample.origin for sample in dataset.samples] == [f"{path}:1", f"{path}:4"]
+    assert [reason for _, reason in dataset.skipped] == [
+        "not valid UTF-8 (byte 3)",
+        "not valid UTF-8 (byte 1)",
+    ]
+
+
+def test_a_byte_order_mark_before_an_array(load, tmp_path):
+    path = tmp_path / "data.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps([CHAT], indent=1).encode())
+    assert len(load(path).samples) == 1
 
 
 def test_missing_empty_and_unreadable_files(load, jsonl, tmp_path):

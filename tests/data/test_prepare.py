@@ -63,6 +63,7 @@ BAD = [
     ({"question": "a", "answer": ""}, "no assistant text: 'answer' is empty"),
     ({"question": " ", "answer": "b"}, "no question: 'question' empty"),
     ({"question": "a", "answer": ["b"]}, "field 'answer' holds a list, not text"),
+    (r'{"question": "a\ud83d", "answer": "b"}', r"field 'question' holds half of a character, \\ud83d"),
     ("{", "not valid JSON"),
     ("3", "a int where an object is expected"),
 ]

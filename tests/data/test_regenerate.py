@@ -98,7 +98,7 @@ def test_thoughts_are_split_off_and_cut_answers_marked(tasks, tmp_path):
     assert (report.cut, report.written) == (2, 2)  # nothing follows a turn that was cut
 
 
-@pytest.mark.parametrize("text", ["", " ", "<think>\nnever ends", "<think>\nhm\n</think>\n\n"])
+@pytest.mark.parametrize("text", ["half \ud83d", "", " ", "<think>\nnever ends", "<think>\nhm\n</think>\n\n"])
 def test_no_answer_is_left_out_and_counted(tasks, tmp_path, text):
     class Half(Echo):
         def __call__(self, prompts, done):

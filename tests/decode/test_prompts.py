@@ -73,6 +73,10 @@ def test_only_the_first_so_many(read):
         ({"input_ids": [1, 2], "loss_mask": [1, 1]}, "prompts.jsonl:1: no prompt: 'loss_mask' begins with 1"),
         ({"input_ids": [1, 999], "loss_mask": [0, 1]}, "token id 999 .* outside the vocabulary of 300"),
         ([1], "prompts.jsonl:1: not an object"),
+        (
+            {"prompt": "a\ud83d"},
+            r"prompts.jsonl:1: message 1 holds half of a character, \\ud83d at",
+        ),
     ],
 )
 def test_other_rows_are_refused_with_file_and_line(read, row, message):

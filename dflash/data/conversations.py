@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ from dflash.data import token_cache
 from dflash.data.corpus import ensure_stdlib
 from dflash.data.dataset import Dataset, FlatBuilder, has_pair, pack
 from dflash.data.encode import Encoder
-from dflash.data.messages import conversation_of, inline_reasoning
+from dflash.data.messages import conversation_of
 from dflash.data.progress import Progress
 from dflash.data.template import BadSample, ChatRenderer, Rendered
+from dflash.data.thoughts import Thoughts
 from dflash.data.tokenizer import read_tokenizer
 from steptime.errors import UserError
 
@@ -261,7 +262,7 @@ class _Reader:
         self.dropped = 0
         self._renderer: ChatRenderer | None = None
         self._encoder: Encoder | None = None
-        self._knows_reasoning = True
+        self._thoughts: Thoughts | None = None
 
     def read(self, path: Path, limit: int | None) -> bool:
         """Add the file's samples; false once the limit is reached."""
@@ -299,24 +300,20 @@ class _Reader:
         if conversation is None:
             raise BadSample(unknown_format(path, row.value))
         messages, tools = conversation
-        renderer = self._chat(tools)
-        if not self._knows_reasoning:
-            messages = [inline_reasoning(message) for message in messages]
-        rendered = renderer(messages, tools)
+        renderer = self._chat()
+        assert self._thoughts is not None
+        rendered = renderer(self._thoughts(messages, tools), tools)
         if row.value.get("finished") is False:  # a regenerated answer that ran into its limit
             rendered = renderer.without_stop(rendered)
         waiting.append((row.line, rendered))
 
-    def _chat(self, tools: Sequence[Any] | None) -> ChatRenderer:
+    def _chat(self) -> ChatRenderer:
         if self.tokenizer is None:
             raise UserError("conversations need a tokenizer: --set data.tokenizer=FOLDER")
         if self._renderer is None:
             self._renderer = ChatRenderer(self.tokenizer, self.config.reasoning, self.config.turns)
             self._encoder = Encoder(self.tokenizer)
-            template = self._renderer.template(tools)
-            self._knows_reasoning = any(
-                name in template for name in ("reasoning_content", "thinking", ".reasoning")
-            )
+            self._thoughts = Thoughts(self._renderer)
         return self._renderer
 
     def _flush(self, path: Path, waiting: list[tuple[int, Rendered]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash.data.regenerate import Answer, Prompt
 from dflash.data.template import BadSample, ChatRenderer
+from dflash.data.thoughts import Thoughts
 from steptime.errors import UserError
 
 RETRIES = 4
@@ -53,6 +54,7 @@ class TargetGenerator:
         self._model = model
         self._tokenizer = tokenizer
         self._renderer = ChatRenderer(tokenizer)
+        self._thoughts = Thoughts(self._renderer)
         self._stop_ids = sorted({int(index) for index in stop_ids})
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
@@ -82,7 +84,10 @@ class TargetGenerator:
         """
         try:
             text = self._renderer.render(
-                prompt.messages, prompt.tools, add_generation_prompt=True, **self._variables
+                self._thoughts(prompt.messages, prompt.tools),
+                prompt.tools,
+                add_generation_prompt=True,
+                **self._variables,
             )
         except BadSample as error:
             raise UserError(f"{prompt.origin}: {error}") from None

@@ -62,8 +62,8 @@ def conversation_of(row: Mapping[str, Any]) -> tuple[list[Message], list[Any] | 
 def normalise(turn: Any, number: int) -> Message:
     """A message with `role` (user, assistant, system, developer, tool) and `content` (a string, maybe empty).
 
-    The assistant's may also have `reasoning_content` (split off from `<think>` in the content) and
-    `tool_calls` (`[{"type": "function", "function": {"name", "arguments": dict or str}}]`).
+    The assistant's may also have `reasoning_content` (split off from `<think>` in the content; an empty pair
+    stays there) and `tool_calls` (`[{"type": "function", "function": {"name", "arguments": dict or str}}]`).
 
     Raises:
         BadSample: neither `role`/`content` nor `from`/`value`, an unknown role, or content that is no text.
@@ -105,20 +105,14 @@ def normalise(turn: Any, number: int) -> Message:
         before, _, answer = message["content"].partition("</think>")
         if before.lstrip().startswith("<think>") or "<think>" not in before:
             thoughts = before.replace("<think>", "", 1).strip("\n")
-            message["content"] = answer.lstrip("\n")
+            if thoughts.strip():
+                message["content"] = answer.lstrip("\n")
+            elif "<think>" not in before:  # the prompt had opened the thought
+                message["content"] = f"<think>{message['content']}"
     if thoughts.strip():
         check_text(thoughts, f"message {number}")
         message["reasoning_content"] = thoughts
     return message
-
-
-def inline_reasoning(message: Message) -> Message:
-    """The thoughts written into the content, for a template that knows no `reasoning_content`."""
-    thoughts = message.get("reasoning_content")
-    if not thoughts:
-        return message
-    rest = {name: value for name, value in message.items() if name != "reasoning_content"}
-    return {**rest, "content": f"<think>\n{thoughts}\n</think>\n\n{message['content']}"}
 
 
 def _decoded(value: Any) -> Any:

@@ -23,6 +23,7 @@ from dflash.data.messages import conversation_of, normalise
 from dflash.data.progress import Progress
 from dflash.data.skeleton import Message
 from dflash.data.template import BadSample, has_text
+from dflash.data.thoughts import answer_text
 from steptime.errors import UserError
 from steptime.files import atomic_text, sync
 
@@ -101,7 +102,8 @@ class Task:
         except BadSample:  # an endpoint sent half of a character
             self.failed = True
             return
-        self.failed = not message["content"].strip() or message["content"].lstrip().startswith("<think>")
+        text = answer_text(message["content"]).lstrip()
+        self.failed = not text or text.startswith("<think>")
         if self.failed:
             return
         self.answers.append(answer)

@@ -29,6 +29,7 @@ from steptime.errors import UserError
 
 Span = tuple[int, int]
 
+EMPTY_PAIR = re.compile(r"\s*<think>\s*</think>\s*")
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 FIXED_DATE = (
     "26 Jul 2024"  # the date that Llama's templates fall back to; the clock's would change the data every day
@@ -340,7 +341,7 @@ class ChatRenderer:
 def has_text(message: Message) -> bool:
     """Whether the message says anything: content, reasoning or a tool call."""
     return bool(
-        message.get("content", "").strip()
+        EMPTY_PAIR.sub("", message.get("content", ""), count=1).strip()
         or message.get("reasoning_content", "").strip()
         or message.get("tool_calls")
     )

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from dflash.data.conversations import RawRow, data_files, read_rows, token_ids_of
-from dflash.data.messages import conversation_of, inline_reasoning, normalise
+from dflash.data.messages import conversation_of, normalise
 from dflash.data.skeleton import Message
 from dflash.data.template import BadSample, ChatRenderer
+from dflash.data.thoughts import Thoughts
 from steptime.errors import UserError
 
 
@@ -112,8 +113,7 @@ class _Reader:
             messages.pop()
         if not messages:
             raise BadSample("no prompt: the conversation holds nothing before the answer")
-        if "reasoning_content" not in self._renderer.template(tools):
-            messages = [inline_reasoning(message) for message in messages]
+        messages = Thoughts(self._renderer)(messages, tools)
         text = self._renderer.render(messages, tools, add_generation_prompt=True)
         ids = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         if max(ids, default=0) >= self.vocab_size:

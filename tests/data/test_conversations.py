@@ -131,6 +131,47 @@ def test_reasoning_kept_or_masked(load, jsonl, with_template):
     assert texts(load(path, reasoning="mask")) == ["the fox<|im_end|>"]
 
 
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("written", [EMPTY, "<think></think>", "\n</think>\n\n"])
+@pytest.mark.parametrize(
+    ("template", "kept"),
+    [
+        (None, "own"),  # knows thoughts and would write none: the pair as it is in the content
+        (T.CHATML, "own"),  # knows no thoughts
+        (T.QWEN3, "template"),  # writes the pair by itself
+        (T.QWEN35, "opened"),  # and had its prompt open it
+        (T.CHATML.replace("m.content", "m.content.split('</think>')[-1].lstrip()"), "no"),
+    ],
+)
+def test_an_empty_thought_is_what_the_target_wrote(load, jsonl, with_template, template, kept, written):
+    path = jsonl(
+        {"messages": [CHAT["conversations"][0], {"role": "assistant", "content": f"{written}the fox"}]}
+    )
+    if template is not None:
+        with_template(template)
+    own = f"<think>{written}" if not written.startswith("<think>") else written
+    expected = {"own": own, "template": EMPTY, "opened": "\n</think>\n\n", "no": ""}[kept]
+    assert texts(load(path)) == [f"{expected}the fox<|im_end|>"]
+    assert texts(load(path, reasoning="mask")) == ["the fox<|im_end|>"]
+
+
+def test_an_empty_thought_of_an_earlier_turn_goes_where_other_thoughts_go(load, jsonl, with_template):
+    turn = [CHAT["conversations"][0], {"role": "assistant", "content": f"{EMPTY}the fox"}]
+    path = jsonl({"messages": turn * 2})
+    answers = "the fox<|im_end|>", f"{EMPTY}the fox<|im_end|>"
+    assert texts(load(path)) == ["".join(answers)]  # this template drops old thoughts
+    with_template(T.CHATML)
+    assert texts(load(path)) == [answers[1] * 2]
+
+
+def test_an_empty_thought_alone_is_no_answer(load, jsonl):
+    turns = [CHAT["conversations"][0], {"role": "assistant", "content": EMPTY}]
+    with pytest.raises(UserError, match="no assistant text"):
+        load(jsonl({"messages": turns}))
+
+
 def test_last_turn_only(load, jsonl):
     row = {
         "messages": [

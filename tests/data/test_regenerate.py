@@ -98,7 +98,16 @@ def test_thoughts_are_split_off_and_cut_answers_marked(tasks, tmp_path):
     assert (report.cut, report.written) == (2, 2)  # nothing follows a turn that was cut
 
 
-@pytest.mark.parametrize("text", ["half \ud83d", "", " ", "<think>\nnever ends", "<think>\nhm\n</think>\n\n"])
+def test_an_empty_thought_stays_in_the_answer(tasks, tmp_path):
+    text = "<think>\n\n</think>\n\nyes"
+    regenerate(tasks({"messages": [USER, OLD]}), Echo(answer=text), tmp_path / "out.jsonl", {})
+    assert rows_of(tmp_path / "out.jsonl")[0]["conversations"][1]["content"] == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["half \ud83d", "", " ", "<think>\nnever ends", "<think>\nhm\n</think>\n\n", "<think>\n\n</think>\n"],
+)
 def test_no_answer_is_left_out_and_counted(tasks, tmp_path, text):
     class Half(Echo):
         def __call__(self, prompts, done):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptime.errors import UserError, nearest
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16"]
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -88,6 +88,7 @@ class TargetConfig(Section):
     devices: tuple[str, ...] = ("cpu",)
     """One worker thread for each, e.g. `["cuda:0", "cuda:1"]`."""
     dtype: Dtype = "float32"
+    """`auto`: bfloat16 where the devices compute in it at full speed, else float32."""
     taps: Positive = 5
     """Number of tapped layers when layer_ids is empty."""
     layer_ids: tuple[NonNegative, ...] = ()
@@ -100,7 +101,7 @@ class DrafterConfig(Section):
 
     devices: tuple[str, ...] = ("cpu",)
     dtype: Dtype = "float32"
-    """Type of the working weights; masters and moments are float32."""
+    """Type of the working weights; masters and moments are float32. `auto` as for the target."""
     layers: Positive = 5
     heads: Positive = 32
     kv_heads: Positive = 8
@@ -111,10 +112,13 @@ class DrafterConfig(Section):
     """0: the target's."""
     block_size: Annotated[int, Field(ge=2)] = 16
     anchors: Positive = 512
-    """Blocks in each sample; constant, so that shapes never change."""
+    """Blocks in each conversation; constant, so that shapes never change. With `data.pack` a row has as many
+    as its fullest row needs."""
     mask_token_id: int | None = None
     """Row of the target's embedding used for mask slots. None: the tokenizer's `<|MASK|>`, or the known id of
     the family."""
+    mask_in_data: bool = False
+    """Allow a mask token that the data also holds."""
     rope_theta: float = 1e6
     rms_norm_eps: float = 1e-6
     sliding_window: Positive = 2048

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from dflash.data.batch import Sample
 from dflash.data.progress import Progress
+from dflash.models.dtypes import fast_bfloat16
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ def batches_of(samples: Sequence[Sample], batch: int, length: int, seed: int) ->
 
 
 def loss_sum(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Summed cross entropy of predicting every next token of int64 `[rows, n + 1]`, in bfloat16
-    arithmetic."""
-    with torch.autocast("cpu", torch.bfloat16):
+    """Summed cross entropy of predicting every next token of int64 `[rows, n + 1]`, in bfloat16 arithmetic
+    where the CPU has units for it."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=fast_bfloat16("cpu")):
         hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden)
     return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")

@@ -63,6 +63,7 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
     from dflash.pipeline.trainer import Trainer, resume_state
 
     inputs = prepare_inputs(config)
+    config = inputs.config
     sys.stderr.write(f"{config.data.path}: {inputs.dataset.summary()}\n")
     if config.data.skip_bad:
         sys.stderr.writelines(f"{line}\n" for line in list_skipped(inputs.dataset.skipped))

@@ -32,11 +32,13 @@ class BlockGeometry:
         anchors: blocks in each row, constant, so that shapes never change.
         block_size: slots of a block, the anchor's own included.
         gamma: decay of the slot weights; 0 takes the paper's value for the block size.
+        per_document: most blocks of one conversation in a packed row; 0: no limit but the row's.
     """
 
     anchors: int
     block_size: int
     gamma: float = 0.0
+    per_document: int = 0
 
     def __post_init__(self) -> None:
         if self.anchors < 1 or self.block_size < 2:
@@ -62,7 +64,11 @@ def anchor_candidates(loss_mask: np.ndarray, document_ids: np.ndarray | None = N
 
 
 def sample_anchors(
-    loss_mask: np.ndarray, anchors: int, rng: np.random.Generator, document_ids: np.ndarray | None = None
+    loss_mask: np.ndarray,
+    anchors: int,
+    rng: np.random.Generator,
+    document_ids: np.ndarray | None = None,
+    per_document: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw a row's anchors uniformly without replacement.
 
@@ -71,6 +77,7 @@ def sample_anchors(
         anchors: how many to draw.
         rng: the only source of chance.
         document_ids: int `[length]`, equal inside a document; None for a row of one.
+        per_document: draw at most so many of each document first; 0: of the row alone.
 
     Returns:
         int64 `[anchors]`, ascending, and bool `[anchors]`. Where there are fewer candidates, the rest are 0
@@ -79,11 +86,64 @@ def sample_anchors(
     chosen = np.zeros(anchors, np.int64)
     keep = np.zeros(anchors, bool)
     candidates = anchor_candidates(loss_mask, document_ids)
+    if document_ids is not None and per_document:
+        owners = document_ids[candidates]
+        parts = np.split(candidates, np.flatnonzero(np.diff(owners)) + 1)
+        candidates = np.concatenate(
+            [
+                np.sort(rng.choice(part, per_document, replace=False)) if len(part) > per_document else part
+                for part in parts
+            ]
+        )
     if len(candidates) > anchors:
         candidates = np.sort(rng.choice(candidates, anchors, replace=False))
     chosen[: len(candidates)] = candidates
     keep[: len(candidates)] = True
     return chosen, keep
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorCounts:
+    """How many blocks a data set gives.
+
+    Attributes:
+        places: where a block may start.
+        blocks: how many of them an epoch draws.
+        fullest_row: the blocks of the row that has most of them.
+    """
+
+    places: int
+    blocks: int
+    fullest_row: int
+
+    @property
+    def share(self) -> float:
+        """Share of the places that an epoch draws, 0 to 1."""
+        return self.blocks / self.places if self.places else 0.0
+
+
+def count_anchors(
+    loss_mask: np.ndarray, offsets: np.ndarray, anchors: int, document_ids: np.ndarray | None = None
+) -> AnchorCounts:
+    """Count the blocks of a flat data set when every conversation gives at most `anchors`.
+
+    Args:
+        loss_mask: bool `[tokens]`, all rows one after the other.
+        offsets: int64 `[rows + 1]`, where each row begins.
+        anchors: most blocks of a conversation.
+        document_ids: int `[tokens]` of packed rows; None: each row is one conversation.
+    """
+    fit = loss_mask[:-1] & loss_mask[1:]
+    begins = np.zeros(len(loss_mask), bool)
+    begins[offsets[:-1]] = True
+    if document_ids is not None:
+        begins[1:] |= document_ids[1:] != document_ids[:-1]
+    fit &= ~begins[1:]
+    starts = np.flatnonzero(begins)
+    places = np.add.reduceat(np.append(fit, False), starts, dtype=np.int64)
+    blocks = np.minimum(places, anchors)
+    rows = np.add.reduceat(blocks, np.searchsorted(starts, offsets[:-1]))
+    return AnchorCounts(int(places.sum()), int(blocks.sum()), int(rows.max()))
 
 
 def slot_labels(

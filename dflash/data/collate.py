@@ -48,7 +48,7 @@ class Collator:
             ids[place, :length] = row.input_ids
             mask[place, :length] = row.loss_mask
             anchors[place], keep[place] = sample_anchors(
-                row.loss_mask, geometry.anchors, rng, row.document_ids
+                row.loss_mask, geometry.anchors, rng, row.document_ids, geometry.per_document
             )
             if documents is not None:
                 documents[place, :length] = 0 if row.document_ids is None else row.document_ids

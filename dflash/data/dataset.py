@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from dflash.data.anchors import AnchorCounts, count_anchors
 from dflash.data.batch import Sample
 
 
@@ -123,6 +124,22 @@ class Dataset:
             return self.samples.lengths
         return np.fromiter((len(sample.input_ids) for sample in self.samples), np.int64, len(self.samples))
 
+    def anchor_counts(self, anchors: int) -> AnchorCounts:
+        """How many blocks an epoch has when every conversation gives at most `anchors`."""
+        flat = self.samples
+        if not isinstance(flat, FlatSamples):
+            builder = FlatBuilder()
+            for sample in flat:
+                builder.add(sample.input_ids, sample.loss_mask, "", 0, sample.document_ids)
+            flat = builder.build()
+        return count_anchors(flat.loss_mask, flat.offsets, anchors, flat.document_ids)
+
+    def count_token(self, token: int) -> int:
+        """How often a token id stands in the data."""
+        if isinstance(self.samples, FlatSamples):
+            return int(np.count_nonzero(self.samples.input_ids == token))
+        return sum(int(np.count_nonzero(sample.input_ids == token)) for sample in self.samples)
+
     def summary(self) -> str:
         """One line for people: how much there is and what was left out."""
         lengths = self.lengths
@@ -139,7 +156,7 @@ class Dataset:
 def pack(samples: Iterable[Sample], max_length: int) -> FlatSamples:
     """Put several short samples into rows of at most `max_length` tokens, first-fit over the longest first.
 
-    RawRow order and content depend only on the samples. Every row has `document_ids`, ascending from 0;
+    Row order and content depend only on the samples. Every row has `document_ids`, ascending from 0;
     `origin` is the first document's. Samples must be no longer than `max_length`."""
     samples = list(samples)
     order = sorted(range(len(samples)), key=lambda index: (-len(samples[index].input_ids), index))

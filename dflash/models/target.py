@@ -17,6 +17,7 @@ from torch import nn
 from dflash.config import TargetConfig
 from dflash.data.documents import DocumentRows
 from dflash.device import Device, torch_dtype
+from dflash.models.dtypes import settle_target
 from dflash.models.target_info import (
     LOADING,
     TINY,
@@ -170,6 +171,7 @@ def load_target(config: TargetConfig, device: Device, info: TargetInfo | None = 
         UserError: as `inspect_target`, or weights that are missing or do not fit.
     """
     info = info or inspect_target(config)
+    config = settle_target(config, device.name)
     dtype = torch_dtype(config.dtype)
     _quieten()
     with LOADING:

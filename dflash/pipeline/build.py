@@ -14,6 +14,7 @@ from dflash.data.conversations import data_files, load_samples, load_tokenizer, 
 from dflash.data.dataset import Dataset
 from dflash.device import Device, check_devices, torch_dtype
 from dflash.models.drafter import Drafter, DrafterShape
+from dflash.models.dtypes import settle_dtypes
 from dflash.models.objectives import OBJECTIVES, make_objective
 from dflash.models.target import TargetInfo, inspect_target, load_target, resolve_mask_token
 from dflash.observe.registry import COLLECTORS, chosen_sinks
@@ -46,6 +47,7 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
     check_names(config)
     if not skip_devices:
         check_devices((*config.target.devices, *config.drafter.devices))
+    config = settle_dtypes(config)
     info = inspect_target(config.target)
     # What needs no tokenizer is refused before one is built.
     if config.drafter.mask_token_id is not None:
@@ -60,8 +62,9 @@ def prepare_inputs(config: Config, *, skip_devices: bool = False) -> Inputs:
     shape = DrafterShape.resolve(config.drafter, info, resolve_mask_token(config.drafter, info, tokenizer))
     if config.drafter.init:
         check_same(load_released(config.drafter.init)[0], shape, f"drafter.init = {config.drafter.init!r}")
-    geometry = geometry_of(config)
     dataset = load_samples(config.data, tokenizer, vocab_size=info.vocab_size)
+    check_mask_unused(config, shape.mask_token_id, dataset)
+    geometry = geometry_of(config, dataset)
     return Inputs(config, info, shape, geometry, tokenizer, dataset)
 
 
@@ -98,9 +101,31 @@ def brings_token_ids(config: Config) -> bool:
     return False
 
 
-def geometry_of(config: Config) -> BlockGeometry:
-    """Anchors, block size and decay of a run."""
-    return BlockGeometry(config.drafter.anchors, config.drafter.block_size, config.objective.gamma)
+def geometry_of(config: Config, dataset: Dataset) -> BlockGeometry:
+    """Anchors, block size and decay of a run.
+
+    A packed row gets the blocks that its conversations would get alone, so packing trains on the same share
+    of the tokens; the fullest row says how many."""
+    anchors, size, gamma = config.drafter.anchors, config.drafter.block_size, config.objective.gamma
+    if not config.data.pack:
+        return BlockGeometry(anchors, size, gamma)
+    return BlockGeometry(max(1, dataset.anchor_counts(anchors).fullest_row), size, gamma, anchors)
+
+
+def check_mask_unused(config: Config, mask_token_id: int, dataset: Dataset) -> None:
+    """Refuse a mask token that stands in the data: the drafter would meet it with two meanings.
+
+    Raises:
+        UserError: saying how often, unless `drafter.mask_in_data` allows it.
+    """
+    count = dataset.count_token(mask_token_id)
+    if count and not config.drafter.mask_in_data:
+        share = count / int(dataset.lengths.sum())
+        raise UserError(
+            f"drafter.mask_token_id = {mask_token_id}: it stands {count:,} time{'s' * (count > 1)} in the "
+            f"data ({share:.2%} of the tokens), so a mask would also mean that token; choose a row that no "
+            "text uses, or allow it with drafter.mask_in_data = true"
+        )
 
 
 def load_targets(config: Config) -> tuple[list[Device], list[Target]]:
@@ -109,12 +134,13 @@ def load_targets(config: Config) -> tuple[list[Device], list[Target]]:
     return devices, [load_target(config.target, device) for device in devices]
 
 
-def build_replica(config: Config, shape: DrafterShape, target: Target, index: int) -> Replica:
+def build_replica(inputs: Inputs, target: Target, index: int) -> Replica:
     """Drafter number `index`: same seed, same weights as every other."""
     from dflash.models.optimizer import FlatAdamW, FlatParameters
     from dflash.models.stack import Stack
     from dflash.pipeline.drafter_worker import Replica
 
+    config, shape, geometry = inputs.config, inputs.shape, inputs.geometry
     settings, train = config.drafter, config.train
     device = Device(settings.devices[index])
     dtype = torch_dtype(settings.dtype)
@@ -126,7 +152,6 @@ def build_replica(config: Config, shape: DrafterShape, target: Target, index: in
     optimizer = FlatAdamW(
         flat, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, clip=train.clip
     )
-    geometry = geometry_of(config)
     return Replica(
         index=index,
         device=device,

@@ -14,6 +14,7 @@ import torch
 from dflash.config import Config
 from dflash.data.conversations import load_tokenizer
 from dflash.models.drafter import Drafter, DrafterShape
+from dflash.models.dtypes import settle_dtypes
 from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
 from dflash.pipeline.build import check_names, prepare_inputs
 from dflash.pipeline.known_targets import KNOWN_TARGETS
@@ -38,12 +39,21 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything that `--dry-run` prints."""
+    """Everything that `--dry-run` prints.
+
+    Attributes:
+        anchors: blocks in each row, and `anchor_share` the share of the places where a block may start that
+            an epoch trains on; None where the data is not there.
+        dtypes: of target and drafter.
+    """
 
     info: TargetInfo
     target_parameters: int
     drafter_parameters: int
     mask_token_id: int
+    anchors: int
+    anchor_share: float | None
+    dtypes: tuple[str, str]
     devices: tuple[DevicePlan, ...]
     tokens_per_step: int
     slots_per_step: int
@@ -58,8 +68,9 @@ def make_plan(config: Config) -> RunPlan:
         UserError: settings that no run could use.
     """
     check_names(config)
+    config = settle_dtypes(config)
     notes: list[str] = []
-    samples = None
+    samples, share, anchors = None, None, config.drafter.anchors
     try:
         info = inspect_target(config.target)
         target_parameters = count_parameters(config.target)
@@ -73,7 +84,8 @@ def make_plan(config: Config) -> RunPlan:
         )
     if config.target.model == TINY or Path(config.data.path).exists():
         inputs = prepare_inputs(config, skip_devices=True)
-        shape, samples = inputs.shape, len(inputs.dataset.samples)
+        shape, samples, anchors = inputs.shape, len(inputs.dataset.samples), inputs.geometry.anchors
+        share = inputs.dataset.anchor_counts(config.drafter.anchors).share
     else:
         try:
             tokenizer = load_tokenizer(config)
@@ -92,19 +104,19 @@ def make_plan(config: Config) -> RunPlan:
         target_parameters=target_parameters,
         drafter_parameters=drafter_parameters,
         mask_token_id=shape.mask_token_id,
-        devices=tuple(_devices(config, info, target_parameters, drafter_parameters)),
+        anchors=anchors,
+        anchor_share=share,
+        dtypes=(config.target.dtype, config.drafter.dtype),
+        devices=tuple(_devices(config, info, target_parameters, drafter_parameters, anchors)),
         tokens_per_step=steps * config.data.batch_size * config.data.max_length,
-        slots_per_step=steps
-        * config.data.batch_size
-        * config.drafter.anchors
-        * (config.drafter.block_size - 1),
+        slots_per_step=steps * config.data.batch_size * anchors * (config.drafter.block_size - 1),
         samples=samples,
         notes=tuple(notes),
     )
 
 
 def _devices(
-    config: Config, info: TargetInfo, target_parameters: int, drafter_parameters: int
+    config: Config, info: TargetInfo, target_parameters: int, drafter_parameters: int, anchors: int
 ) -> list[DevicePlan]:
     target_bytes, drafter_bytes = _BYTES[config.target.dtype], _BYTES[config.drafter.dtype]
     drafters = len(config.drafter.devices)
@@ -126,7 +138,7 @@ def _devices(
         for index, name in enumerate(config.target.devices)
     ]
     settings = config.drafter
-    blocks = config.data.batch_size * settings.anchors * settings.block_size
+    blocks = config.data.batch_size * anchors * settings.block_size
     width = settings.intermediate_size or info.intermediate_size
     heads = settings.heads * settings.head_dim
     per_layer = (
@@ -160,14 +172,19 @@ def print_plan(config: Config) -> None:
         "",
         f"  target    {info.model}: {plan.target_parameters / 1e6:,.1f} M parameters,",
         f"            {info.layers} layers, hidden {info.hidden_size}, vocabulary {info.vocab_size:,}, "
-        f"{config.target.dtype}",
+        f"{plan.dtypes[0]}",
         f"            tapped layers {', '.join(map(str, info.layer_ids))}",
         f"  drafter   {plan.drafter_parameters / 1e6:,.1f} M parameters, {config.drafter.layers} layers, "
-        f"{config.drafter.dtype}",
-        f"            blocks of {config.drafter.block_size}, {config.drafter.anchors} anchors, mask token "
+        f"{plan.dtypes[1]}",
+        f"            blocks of {config.drafter.block_size}, {plan.anchors} anchors, mask token "
         f"{plan.mask_token_id}",
         f"  data      {config.data.path}"
         + (f": {plan.samples:,} samples" if plan.samples is not None else ""),
+        *(
+            [f"            blocks start at {plan.anchor_share:.0%} of the supervised places in an epoch"]
+            if plan.anchor_share is not None
+            else []
+        ),
         f"  a step    at most {plan.tokens_per_step:,} context tokens, {plan.slots_per_step:,} supervised "
         "slots",
         f"  the run   {train.steps:,} steps, at most {train.steps * plan.tokens_per_step / 1e6:,.1f} M "

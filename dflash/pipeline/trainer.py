@@ -124,7 +124,7 @@ class Trainer:
         self.exchange = GradientExchange(drafters)
         self.scalars = ScalarsLog(drafters, config.drafter.block_size)
         target_devices, targets = load_targets(config)
-        self.replicas = [build_replica(config, inputs.shape, targets[0], index) for index in range(drafters)]
+        self.replicas = [build_replica(inputs, targets[0], index) for index in range(drafters)]
         if resume is not None:
             self._restore(resume)
         share = -(-config.queue.capacity // len(targets))

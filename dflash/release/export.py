@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from dflash.models.drafter import DrafterShape
 from dflash.models.target import TargetInfo
 from dflash.release.released import (
+    COMPUTING,
     FULL,
     SLIDING,
     build_drafter,
@@ -220,7 +221,7 @@ def _prove(
 def released_fields(shape: DrafterShape) -> list[str]:
     """Fields of a shape that a release must carry."""
     hidden = (
-        {"attention"}
+        COMPUTING
         | (set() if shape.sliding_layers else {"sliding_window"})
         | (set() if shape.target_layers else {"target_layers"})
     )

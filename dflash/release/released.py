@@ -141,7 +141,9 @@ def warm_start(flat: FlatParameters, path: str | Path, shape: DrafterShape) -> N
 
 
 _TARGETS = {"hidden_size", "vocab_size", "target_layers", "target_layer_ids"}
-_FREE = {"attention", "block_size"}
+COMPUTING = frozenset({"attention", "compile"})
+"""Fields of a shape that say how it is computed; they are no part of a checkpoint."""
+_FREE = COMPUTING | {"block_size"}
 
 
 def check_same(released: DrafterShape, wanted: DrafterShape, where: str) -> None:
@@ -244,11 +246,6 @@ def _shape_from_speculators(config: Mapping[str, Any], where: str) -> DrafterSha
         raise UserError(
             f"{where}: its config has no transformer_layer_config or no aux_hidden_state_layer_ids"
         )
-    if config.get("draft_vocab_size") not in (None, inner.get("vocab_size")):
-        raise UserError(
-            f"{where}: reduced vocabulary, {config['draft_vocab_size']} of the target's "
-            f"{inner.get('vocab_size')}: not supported"
-        )
     if config.get("sample_from_anchor"):
         raise UserError(
             f"{where}: sample_from_anchor is on: its slots predict one token further on than DFlash's"
@@ -261,6 +258,7 @@ def _shape_from_speculators(config: Mapping[str, Any], where: str) -> DrafterSha
     outer = {
         "block_size": config.get("block_size"),
         "num_target_layers": config.get("num_target_layers", 0),
+        "draft_vocab_size": config.get("draft_vocab_size"),
         "dflash_config": {
             "mask_token_id": config.get("mask_token_id"),
             "target_layer_ids": [i - 1 for i in aux],
@@ -272,7 +270,7 @@ def _shape_from_speculators(config: Mapping[str, Any], where: str) -> DrafterSha
 def _shape_from_config(inner: Mapping[str, Any], outer: Mapping[str, Any], where: str) -> DrafterShape:
     """Shape from the transformer's keys (`inner`) and the drafter's own (`outer`)."""
     own = outer.get("dflash_config") or {}
-    _refuse_other_kinds(inner, own, where)
+    _refuse_other_kinds(inner, {**inner, **outer, **own}, where)
     rope = inner.get("rope_parameters") or {}
     layers = _need(inner, "num_hidden_layers", where)
     heads = _need(inner, "num_attention_heads", where)
@@ -319,7 +317,12 @@ def _shape_from_config(inner: Mapping[str, Any], outer: Mapping[str, Any], where
 
 
 def _refuse_other_kinds(inner: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
-    """Refuse what changes the computation and is not a plain DFlash drafter."""
+    """Refuse what changes the computation and is not a plain DFlash drafter.
+
+    Args:
+        inner: the transformer's keys.
+        own: every key, wherever it stands; those in `dflash_config` win.
+    """
     for name in ("rope_scaling", "rope_parameters"):
         rope = inner.get(name) or {}
         if rope.get("rope_type", rope.get("type", "default")) != "default" or rope.get("mrope_section"):
@@ -338,11 +341,16 @@ def _refuse_other_kinds(inner: Mapping[str, Any], own: Mapping[str, Any], where:
     capped = [
         key for key in ("final_logit_softcapping", "attention_sink_bias", "projector_type") if own.get(key)
     ]
-    other = [key for key in own if key.startswith(("conv_", "selector_"))]
+    other = [key for key in own if key.startswith(("conv_", "selector_")) and own[key] is not None]
+    if own.get("draft_vocab_size") not in (None, inner.get("vocab_size")):
+        raise UserError(
+            f"{where}: reduced vocabulary, {own['draft_vocab_size']} of the target's "
+            f"{inner.get('vocab_size')}: not supported"
+        )
     if scaled or capped or other:
         key = (scaled + capped + other)[0]
         raise UserError(
-            f"{where}: its dflash_config has {key!r}: not a plain DFlash drafter (DFlash 2 or a variant)"
+            f"{where}: its config has {key!r}: not a plain DFlash drafter (DFlash 2 or a variant)"
         )
     causal = inner.get("is_causal", own.get("causal"))
     kinds = set(inner.get("layer_types") or [FULL])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -462,6 +463,27 @@ def test_damaged_cache_is_built_again(load, jsonl, cached, tmp_path):
     (folder,) = (tmp_path / "cache").glob("tokens-*")
     (folder / "input_ids.npy").write_bytes(b"")
     assert texts(load(path)) == ["the quick brown fox<|im_end|>"] * 3
+
+
+def test_one_flipped_byte_in_the_cache_is_found(load, jsonl, cached, tmp_path):
+    path = jsonl(*[CHAT] * 3)
+    load(path)
+    (folder,) = (tmp_path / "cache").glob("tokens-*")
+    for name in token_cache.ARRAYS:
+        raw = bytearray((folder / f"{name}.npy").read_bytes())
+        raw[-1] ^= 1
+        (folder / f"{name}.npy").write_bytes(raw)
+        assert texts(load(path)) == ["the quick brown fox<|im_end|>"] * 3
+
+
+def test_a_file_that_keeps_its_size_and_its_time_is_read_again(load, jsonl, cached):
+    path = jsonl(CHAT)
+    load(path)
+    before = path.stat()
+    path.write_text(path.read_text().replace("fox", "cat"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert texts(load(path)) == ["the quick brown cat<|im_end|>"]
 
 
 def test_limited_reading_leaves_no_cache(load, jsonl, cached, tmp_path):

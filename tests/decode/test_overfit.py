@@ -49,6 +49,7 @@ def run(tmp_path_factory):
         "drafter.block_size=8",
         "drafter.anchors=48",
         f"drafter.mask_token_id={parts.MASK_ID}",
+        "drafter.mask_in_data=true",
         "objective.gamma=100",
         "queue.capacity=4",
         "queue.hs_min_ready=1",

@@ -150,6 +150,11 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, message, shape, ten
             lambda c: c["dflash_config"].update(conv_kernel_size=2),
             "'conv_kernel_size': not a plain DFlash drafter",
         ),
+        (lambda c: c.update(conv_group_size=16), "'conv_group_size': not a plain DFlash drafter"),
+        (lambda c: c.update(selector_rank=256), "'selector_rank': not a plain DFlash drafter"),
+        (lambda c: c.update(draft_vocab_size=100), "reduced vocabulary, 100 of the target's 300"),
+        (lambda c: c["dflash_config"].update(draft_vocab_size=100), "reduced vocabulary, 100 of"),
+        (lambda c: c.update(projector_type="mlp"), "'projector_type': not a plain"),
         (lambda c: c["dflash_config"].update(output_multiplier=2.0), "'output_multiplier': not a plain"),
         (lambda c: c["dflash_config"].pop("mask_token_id"), "no mask_token_id"),
         (lambda c: c.pop("hidden_size"), "no hidden_size"),
@@ -301,6 +306,11 @@ def test_weights_that_change_on_the_way_are_found(shape, tensors, info, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_a_compiled_drafter_is_released_like_any_other(shape, tensors, info, tmp_path):
+    export(replace(shape, compile=True), tensors, info, tmp_path / "out")
+    check_same(load_released(tmp_path / "out")[0], shape, "x")
+
+
 def test_check_same_ignores_what_does_not_matter(shape):
-    check_same(shape, replace(shape, block_size=16, attention="dense"), "x")
+    check_same(shape, replace(shape, block_size=16, attention="dense", compile=True), "x")
     check_same(replace(shape, target_layers=0), shape, "x")

@@ -24,9 +24,10 @@ STAT_NAMES = ("loss_sum", "weight_sum", "blocks", "accepted_sum")
 class StatLayout:
     """Places in the float32 statistics vector of a block size; sums over vectors are statistics of the union.
 
-    loss_sum: weighted loss, unscaled. weight_sum: its denominator. blocks: those with a supervised slot.
-    accepted_sum: over those blocks, leading correct slots plus the bonus token; an unsupervised slot neither
-    ends nor lengthens the run."""
+    loss_sum: weighted loss, unscaled. weight_sum: its denominator, the sum of the batch's own weights: the
+    gradient is divided by it too, whatever weights an objective makes of them. blocks: those with a
+    supervised slot. accepted_sum: over those blocks, leading correct slots plus the bonus token; an
+    unsupervised slot neither ends nor lengthens the run."""
 
     slots: int
 
@@ -212,7 +213,7 @@ def _chunk(
         taught = objective._logits("teacher", teacher, head)
     loss, slope, total, share = objective.slot_loss(logits, best, flat, taught)
     loss = loss.view_as(labels)
-    weights = objective.slot_weights(loss, weights)
+    base, weights = weights, objective.slot_weights(loss, weights)
     if grad is not None:
         factor = (weights * scale).view(-1, 1)
         slope.mul_(factor if total is None else factor / total)
@@ -220,14 +221,16 @@ def _chunk(
         torch.mm(
             slope if slope.dtype == head.dtype else objective._rounded(slope, head.dtype), head, out=grad
         )
-    return _statistics(loss, weights, guess.view_as(labels) == labels)
+    return _statistics(loss, weights, base, guess.view_as(labels) == labels)
 
 
-def _statistics(loss: torch.Tensor, weights: torch.Tensor, correct: torch.Tensor) -> torch.Tensor:
-    supervised = weights > 0
+def _statistics(
+    loss: torch.Tensor, weights: torch.Tensor, base: torch.Tensor, correct: torch.Tensor
+) -> torch.Tensor:
+    supervised = base > 0
     run = (correct | ~supervised).cumprod(dim=1) * supervised
     counted = supervised.any(dim=1)
-    heads = torch.stack([(loss * weights).sum(), weights.sum(), counted.sum(), run.sum() + counted.sum()])
+    heads = torch.stack([(loss * weights).sum(), base.sum(), counted.sum(), run.sum() + counted.sum()])
     return torch.cat([heads, (correct & supervised).sum(dim=0), supervised.sum(dim=0)]).to(torch.float32)
 
 

@@ -9,7 +9,10 @@ from dflash.models.objectives.ce import CrossEntropy
 
 class DPace(CrossEntropy):
     """With q = exp(-CE) and qs = (1-alpha) q + alpha, C_j the product of qs up to j, the weight of j is the
-    sum of C_m over m >= j; an unsupervised slot is factor 1 in the product and 0 in the sum."""
+    sum of C_m over m >= j; an unsupervised slot is factor 1 in the product and 0 in the sum.
+
+    The weighted sum is divided by the sum of the fixed decay's weights, in the gradient as in the reported
+    loss: that sum is known before the step, and no weight of its own can shrink the loss by growing."""
 
     name = "dpace"
 

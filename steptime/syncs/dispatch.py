@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.host_memory import PAGEABLE, host_kind, mark_host, storage_of
@@ -14,7 +15,18 @@ from steptime.syncs.rules import Operation, operation, sync_kind, tensors_in
 from steptime.syncs.scopes import Scope
 
 
-class DispatchCounter(TorchDispatchMode):
+class WatchingMode(TorchDispatchMode):
+    """A mode that sees operators and changes none: under it torch runs what it compiled, and higher-order
+    operators."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+class DispatchCounter(WatchingMode):
     """Counts operators: syncs, kernels, allocations. Inherited by autograd's threads."""
 
     def __init__(self, scope: Scope, boundary: Boundary) -> None:
@@ -26,8 +38,15 @@ class DispatchCounter(TorchDispatchMode):
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        facts = operation(func)
         scope, boundary = self.sync_scope, self._boundary
+        if scope.region is not None and scope.graph is None:
+            scope.region.operators += 1
+        if isinstance(func, HigherOrderOperator):
+            # Its operands may be functions; what it runs inside counts with it.
+            if scope.on_device:
+                scope.record(ledger.OPERATION)
+            return func(*args, **kwargs)
+        facts = operation(func)
         if facts.composite and torch.is_inference_mode_enabled() and not scope.quiet:
             # In inference mode composites arrive whole; their parts are what waits.
             with self:
@@ -111,7 +130,12 @@ class DispatchCounter(TorchDispatchMode):
         if outputs and not facts.view:
             known = {_address(tensor) for tensor in inputs}
             fresh = sum(_address(tensor) not in known for tensor in outputs)
-        if scope.quiet or not (scope.ledger.armed and scope.ledger.work) or not (launches or fresh):
+        if (
+            scope.quiet
+            or scope.graph is not None
+            or not (scope.ledger.armed and scope.ledger.work)
+            or not (launches or fresh)
+        ):
             return
         place = ledger.calling_place()
         if launches:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import NamedTuple
 
 import torch
@@ -76,6 +76,23 @@ class Ledger:
     on_sync: Callable[[Key], None] | None = None
 
 
+@dataclass(slots=True)
+class Region:
+    """A call of a compiled function that is under way (see `compiled`).
+
+    Attributes:
+        code: what torch keeps its compiled forms by.
+        graphs, operators: graphs of it that ran, and operators that ran outside of them.
+        compiles: kinds of the compiles that it took.
+    """
+
+    name: str
+    code: CodeType | None
+    graphs: int = 0
+    operators: int = 0
+    compiles: list[str] = field(default_factory=list)
+
+
 class Scope:
     """One worker inside its loop. Attributes other than role and device are the modes' notes to themselves.
 
@@ -89,17 +106,21 @@ class Scope:
         simulated: its device is a part of the CPU that goes by the name of `cpu:0`.
         warmup: syncs of so many first steps are not counted; -1: all are, also those before the first step.
         function_mode: to be entered again where PyTorch leaves it (around backward).
+        region: the compiled function that runs, or None.
+        graph: where the compiled graph is called that runs, or None: only waits count inside, at this place.
     """
 
     __slots__ = (
         "free_value",
         "function_mode",
+        "graph",
         "label",
         "ledger",
         "on_device",
         "placing",
         "quiet",
         "reason",
+        "region",
         "role",
         "simulated",
         "step",
@@ -118,6 +139,8 @@ class Scope:
         self.free_value = False
         self.simulated = False
         self.function_mode: AbstractContextManager[object] | None = None
+        self.region: Region | None = None
+        self.graph: Place | None = None
 
     def mark_step(self, index: int) -> None:
         """The worker begins step (or batch) `index`."""
@@ -130,9 +153,13 @@ class Scope:
         if self.quiet or not ledger.armed:
             return
         is_work = kind in WORK
+        if is_work and self.graph is not None:
+            return
         if not ledger.work if is_work else self.steps_seen <= self.warmup:
             return
-        key = Key(self.role, self.step if ledger.by_step else -1, kind, place or calling_place())
+        key = Key(
+            self.role, self.step if ledger.by_step else -1, kind, place or self.graph or calling_place()
+        )
         if self.reason is not None:
             declared = (key, self.reason)
             ledger.declared[declared] = ledger.declared.get(declared, 0) + amount

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.syncs.difference import Counts
 from bench.syncs.ways.way import Notes, carried, required
+from steptime.syncs.dispatch import WatchingMode
 from steptime.syncs.scopes import Scope
 
 DEVICE_KEYS = {
@@ -119,7 +119,7 @@ class AllocatorWay:
         return self.notes.summed()
 
 
-class _Reading(TorchDispatchMode):
+class _Reading(WatchingMode):
     def __init__(self, way: AllocatorWay) -> None:
         super().__init__()
         self._way = way

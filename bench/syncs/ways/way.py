@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from bench.syncs.difference import Counts
 from steptime.syncs.counting import summed
+from steptime.syncs.dispatch import WatchingMode
 from steptime.syncs.scopes import Key, Ledger, Scope, calling_place, current_scope, entered
 
 
@@ -76,7 +75,7 @@ class Notes:
         return summed(self.counts.copy())
 
 
-class Carrier(TorchDispatchMode):
+class Carrier(WatchingMode):
     """Does nothing but carry the scope into autograd's threads, which inherit dispatch modes."""
 
     def __init__(self, scope: Scope) -> None:

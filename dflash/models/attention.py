@@ -8,6 +8,7 @@ only."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from dflash.models.blocks import dense_attention_mask
+from dflash.models.workspace import Workspace
+from steptime import regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +128,8 @@ class FlexAttention:
     on the CPU."""
 
     def __init__(self, layout: BlockLayout, window: int | None, dtype: torch.dtype) -> None:
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        batch, count = layout.anchors.shape
-        rows = count * layout.block_size
-        device = layout.anchors.device
-        plain: Callable[..., Any] = create_block_mask
-        make = _compiled(plain) if device.type == "cuda" else plain
-        self.block_mask = make(
-            flex_mask(layout, window),
-            B=batch,
-            H=None,
-            Q_LEN=rows,
-            KV_LEN=layout.context + rows,
-            device=device,
-        )
+        make_mask, self.attend = flex_functions(window, layout.anchors.device)
+        self.block_mask = make_mask(layout, window)
 
     def __call__(
         self,
@@ -149,13 +139,9 @@ class FlexAttention:
         context_key: torch.Tensor,
         context_value: torch.Tensor,
     ) -> torch.Tensor:
-        from torch.nn.attention.flex_attention import flex_attention
-
-        plain: Callable[..., Any] = flex_attention
-        run = _compiled(plain) if query.is_cuda else plain
         keys = torch.cat([context_key, key], dim=2)
         values = torch.cat([context_value, value], dim=2)
-        return run(query, keys, values, block_mask=self.block_mask, enable_gqa=query.shape[1] != key.shape[1])
+        return self.attend(query, keys, values, self.block_mask)
 
 
 def flex_mask(layout: BlockLayout, window: int | None) -> Callable[..., torch.Tensor]:
@@ -178,15 +164,50 @@ def flex_mask(layout: BlockLayout, window: int | None) -> Callable[..., torch.Te
     return sees
 
 
-_COMPILED: dict[Any, Callable[..., Any]] = {}
+def _make_block_mask(layout: BlockLayout, window: int | None) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    batch, count = layout.anchors.shape
+    rows = count * layout.block_size
+    return create_block_mask(
+        flex_mask(layout, window),
+        B=batch,
+        H=None,
+        Q_LEN=rows,
+        KV_LEN=layout.context + rows,
+        device=layout.anchors.device,
+    )
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once for a process. The trainer runs it before its threads start: two traces at once are a
-    known race."""
-    if function not in _COMPILED:
-        _COMPILED[function] = torch.compile(function, dynamic=False)
-    return _COMPILED[function]
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_mask: Any) -> torch.Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    plain: Any = flex_attention
+    grouped = query.shape[1] != key.shape[1]
+    return plain(query, key, value, block_mask=block_mask, enable_gqa=grouped)  # type: ignore[no-any-return]
+
+
+FlexFunctions = tuple[Callable[[BlockLayout, int | None], Any], Callable[..., torch.Tensor]]
+"""What makes the block mask, and what attends under it."""
+
+
+def flex_functions(window: int | None, device: torch.device) -> FlexFunctions:
+    """Compiled on CUDA, plain elsewhere."""
+    return compiled_flex(window, device) if device.type == "cuda" else (_make_block_mask, _attend)
+
+
+@functools.cache
+def compiled_flex(
+    window: int | None, device: torch.device, backend: str | Callable[..., Any] = "inductor"
+) -> FlexFunctions:
+    """Compiled once for each window and device, since a form is kept for each shape (a bucket has one).
+
+    The trainer runs it before its threads start: two traces at once are a known race."""
+    name = f"{'full' if window is None else f'window_{window}'}_{device.type}_{device.index or 0}"
+    return (
+        regions.compiled(_make_block_mask, f"flex_mask_{name}", dynamic=False, backend=backend),
+        regions.compiled(_attend, f"flex_attention_{name}", dynamic=False, backend=backend),
+    )
 
 
 KINDS: dict[str, Callable[[BlockLayout, int | None, torch.dtype], Attention]] = {
@@ -201,3 +222,38 @@ def prepare(kind: str, layout: BlockLayout, window: int | None, dtype: torch.dty
     if kind == "auto":
         kind = "flex" if layout.anchors.is_cuda else "split"
     return KINDS[kind](layout, window, dtype)
+
+
+class AutogradAttention:
+    """Any attention of `attention.py`, differentiated by autograd inside the written-out pass."""
+
+    scales_queries = True
+
+    def __init__(self, attention: Attention, layout: BlockLayout, workspace: Workspace) -> None:
+        self.attention, self.workspace = attention, workspace
+        self.shape = (layout.anchors.shape[0], layout.context)
+
+    def context_buffer(self, name: str, kv_heads: int, d: int, dtype: torch.dtype) -> torch.Tensor:
+        """Room for the context's keys or values `[batch, kv_heads, context, d]`."""
+        batch, context = self.shape
+        return self.workspace.take(name, (batch, kv_heads, context, d), dtype)
+
+    def forward(self, layer: int, *states: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        query, key, value, context_key, context_value = (state.detach().requires_grad_() for state in states)
+        batch, kv_heads, count, rows, d = query.shape
+        size = key.shape[3]
+        groups = rows // size
+        with torch.enable_grad():
+            heads = (
+                query.view(batch, kv_heads, count, groups, size, d)
+                .transpose(2, 3)
+                .reshape(batch, -1, count * size, d)
+            )
+            out = self.attention(heads, key.flatten(2, 3), value.flatten(2, 3), context_key, context_value)
+            out = out.reshape(batch, kv_heads, groups, count, size, d).transpose(2, 3).reshape(query.shape)
+        return out.detach(), (out, (query, key, value, context_key, context_value))
+
+    def backward(self, saved: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out, leaves = saved
+        gradients = torch.autograd.grad(out, leaves, dout)
+        return tuple(gradient.contiguous() for gradient in gradients)

@@ -1,18 +1,20 @@
 """The operations of `elementwise.py` stated for torch.compile, which makes one kernel of each
 (`drafter.compile`).
 
-Worth it on a GPU, where each pass over memory is a kernel of its own. Compiled once for a process, on first
+Worth it on a GPU, where each pass over memory is a kernel of its own. Compiled once for each device, on first
 use: the trainer's warm-up runs it before any worker starts."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from dflash.models import elementwise
+from steptime import regions
 
 
 def _norm_forward(
@@ -68,11 +70,13 @@ def _gate_backward(
 
 
 @functools.cache
-def compiled(backend: str = "inductor") -> Any:
-    """The operations, each compiled for any size."""
+def compiled(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> Any:
+    """The operations, each compiled for any size on one device."""
+    place = f"{device.type}_{device.index or 0}"
 
     def make(function: Any) -> Any:
-        return torch.compile(function, dynamic=True, backend=backend)
+        name = f"{function.__name__.lstrip('_')}_{place}"
+        return regions.compiled(function, name, dynamic=True, backend=backend)
 
     return SimpleNamespace(
         norm_forward=make(_norm_forward),

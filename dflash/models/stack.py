@@ -16,80 +16,17 @@ import torch
 
 from dflash.data.anchors import Limits
 from dflash.models import elementwise
-from dflash.models.attention import Attention, BlockLayout, prepare
+from dflash.models.attention import AutogradAttention, BlockLayout, prepare
 from dflash.models.blocks import scored_slots, slot_positions
 from dflash.models.elementwise_compiled import compiled
 from dflash.models.rows import DistinctRows, EveryRow, Rows
 from dflash.models.split import SplitKernel
+from dflash.models.weights import LayerWeights, Weight, layer_weights
 from dflash.models.workspace import Workspace
 
 if TYPE_CHECKING:
     from dflash.models.drafter import Drafter
     from dflash.models.optimizer import FlatParameters
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One or more parameters that lie side by side: their values and their gradients, as one matrix or
-    vector."""
-
-    value: torch.Tensor
-    grad: torch.Tensor
-
-    def product(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """`out` = x W^T."""
-        return torch.mm(x, self.value.t(), out=out)
-
-    def add_grad(self, dy: torch.Tensor, x: torch.Tensor) -> None:
-        self.grad.addmm_(dy.t(), x)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    norm1: Weight
-    qkv: Weight
-    kv: Weight
-    q_norm: Weight
-    k_norm: Weight
-    out: Weight
-    norm2: Weight
-    gate_up: Weight
-    down: Weight
-
-
-class AutogradAttention:
-    """Any attention of `attention.py`, differentiated by autograd inside the written-out pass."""
-
-    scales_queries = True
-
-    def __init__(self, attention: Attention, layout: BlockLayout, workspace: Workspace) -> None:
-        self.attention, self.workspace = attention, workspace
-        self.shape = (layout.anchors.shape[0], layout.context)
-
-    def context_buffer(self, name: str, kv_heads: int, d: int, dtype: torch.dtype) -> torch.Tensor:
-        """Room for the context's keys or values `[batch, kv_heads, context, d]`."""
-        batch, context = self.shape
-        return self.workspace.take(name, (batch, kv_heads, context, d), dtype)
-
-    def forward(self, layer: int, *states: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        query, key, value, context_key, context_value = (state.detach().requires_grad_() for state in states)
-        batch, kv_heads, count, rows, d = query.shape
-        size = key.shape[3]
-        groups = rows // size
-        with torch.enable_grad():
-            heads = (
-                query.view(batch, kv_heads, count, groups, size, d)
-                .transpose(2, 3)
-                .reshape(batch, -1, count * size, d)
-            )
-            out = self.attention(heads, key.flatten(2, 3), value.flatten(2, 3), context_key, context_value)
-            out = out.reshape(batch, kv_heads, groups, count, size, d).transpose(2, 3).reshape(query.shape)
-        return out.detach(), (out, (query, key, value, context_key, context_value))
-
-    def backward(self, saved: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        out, leaves = saved
-        gradients = torch.autograd.grad(out, leaves, dout)
-        return tuple(gradient.contiguous() for gradient in gradients)
 
 
 class Stack:
@@ -102,7 +39,7 @@ class Stack:
         self.workspace = Workspace(flat.working)
         self.dtype = flat.working.dtype
         self.passes = 0
-        self.elementwise: Any = compiled() if self.shape.compile else elementwise
+        self.elementwise: Any = compiled(flat.working.device) if self.shape.compile else elementwise
 
         def weight(*names: str) -> Weight:
             return Weight(flat.joined(flat.working, names), flat.joined(flat.grad, names))
@@ -112,7 +49,7 @@ class Stack:
             weight("hidden_norm.weight"),
             weight("norm.weight"),
         )
-        self.layers = [_layer_weights(weight, f"layers.{i}.") for i in range(self.shape.layers)]
+        self.layers = [layer_weights(weight, f"layers.{i}.") for i in range(self.shape.layers)]
 
     def __call__(
         self,
@@ -128,21 +65,6 @@ class Stack:
             x: `[batch*anchors*block, H]`, overwritten.
         """
         return StackFunction.apply(self.trigger, self, features, x, layout, limits)
-
-
-def _layer_weights(weight: Any, prefix: str) -> LayerWeights:
-    attention = prefix + "self_attn."
-    return LayerWeights(
-        norm1=weight(prefix + "input_layernorm.weight"),
-        qkv=weight(*(f"{attention}{name}_proj.weight" for name in "qkv")),
-        kv=weight(*(f"{attention}{name}_proj.weight" for name in "kv")),
-        q_norm=weight(attention + "q_norm.weight"),
-        k_norm=weight(attention + "k_norm.weight"),
-        out=weight(attention + "o_proj.weight"),
-        norm2=weight(prefix + "post_attention_layernorm.weight"),
-        gate_up=weight(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"),
-        down=weight(prefix + "mlp.down_proj.weight"),
-    )
 
 
 @dataclass(slots=True)

@@ -90,7 +90,7 @@ def test_any_attention_serves_through_an_island():
 def test_compiled_pieces_give_the_same(dtype, monkeypatch):
     """Traced as for a GPU, run by torch's own operations: code generation is torch's to test, and takes
     minutes here."""
-    monkeypatch.setattr(dflash.models.stack, "compiled", lambda: compiled("aot_eager"))
+    monkeypatch.setattr(dflash.models.stack, "compiled", lambda device: compiled(device, "aot_eager"))
     case = make_case()
     loss, expected = by_modules(case, sliding_layers=1, sliding_window=9)
     found_loss, found, _ = by_stack(

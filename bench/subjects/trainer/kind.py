@@ -3,6 +3,7 @@ process."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from bench.records.types import ALL, ExactCounts
 from bench.subjects.protocol import injected
 from bench.subjects.trainer.subject import TrainerSubject, harness_config
 from dflash.config import Config
+from steptime.cuda_settings import deterministic
+from steptime.nvml import cuda_indexes
 
 
 class TrainerKind:
@@ -54,7 +57,8 @@ class TrainerKind:
 
     def trace(self, settings: Config, steps: int) -> list[tuple[int, float, float]]:
         """With the learning rate that the user set: a gate measures with weights that stand still, which an
-        optimizer that does other work would pass unseen."""
+        optimizer that does other work would pass unseen. On CUDA under deterministic kernels: traces are
+        compared by their bits."""
         from dflash.observe.observer import Observer
         from dflash.observe.roles import RoleMap
         from dflash.pipeline.build import prepare_inputs
@@ -66,9 +70,10 @@ class TrainerKind:
         with tempfile.TemporaryDirectory(prefix="dflash-trace-") as folder:
             observer = Observer(ordered.observe, Path(folder), RoleMap.from_config(ordered))
             try:
-                result = Trainer(
-                    prepare_inputs(ordered), Path(folder), observer, save_checkpoints=False
-                ).run()
+                with deterministic() if cuda_indexes(self.devices(settings)) else contextlib.nullcontext():
+                    result = Trainer(
+                        prepare_inputs(ordered), Path(folder), observer, save_checkpoints=False
+                    ).run()
             finally:
                 observer.close()
         return [(row.step, row.loss, row.grad_norm) for row in result.scalars]

@@ -171,7 +171,7 @@ class CountedPlace:
     __pydantic_config__ = STRICT
 
     kind: str
-    """sync, operation, copy or allocation."""
+    """sync, declared, operation, copy, allocation, bytes, event, or driver: memory asked of the driver."""
     role: str
     """Scope: target, drafter, prefetcher, monitor, ..."""
     where: str

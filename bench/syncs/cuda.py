@@ -9,22 +9,68 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Literal
 
-from bench.syncs.ways.allocator import AllocatorWay
-from bench.syncs.ways.copies import CopiesWay
+from bench.syncs.ways import gpu_trace
+from bench.syncs.ways.allocator import DEVICE_KEYS, HOST_KEYS, AllocatorWay
+from bench.syncs.ways.copies import GAPPED, PAGEABLE, CopiesWay
 from bench.syncs.ways.gpu_trace import BLOCK, CREATION, RECORD, GpuTraceWay
 from steptime.syncs.counting import CountingScopes, WorkerDevice
-from steptime.syncs.scopes import WORK, Key, Scope
+from steptime.syncs.scopes import (
+    ALLOCATION,
+    BYTES_TO_DEVICE,
+    BYTES_TO_HOST,
+    COPY_TO_DEVICE,
+    COPY_TO_HOST,
+    OPERATION,
+    Key,
+    Scope,
+)
 
+Category = Literal["sync", "operation", "allocation", "copy", "bytes", "driver", "event"]
+
+_WORK: dict[str, Category] = {
+    OPERATION: "operation",
+    ALLOCATION: "allocation",
+    COPY_TO_DEVICE: "copy",
+    COPY_TO_HOST: "copy",
+    BYTES_TO_DEVICE: "bytes",
+    BYTES_TO_HOST: "bytes",
+}
+_TOLD: dict[str, Category] = {
+    **dict.fromkeys(gpu_trace.SYNCS, "sync"),
+    **dict.fromkeys((PAGEABLE, GAPPED), "sync"),
+    BLOCK: "allocation",
+    CREATION: "event",
+    RECORD: "event",
+    **dict.fromkeys((*DEVICE_KEYS.values(), *HOST_KEYS.values()), "driver"),
+}
+"""Every kind that the trace, the copy wrappers and the allocator's counters tell. Memory that the driver is
+asked for depends on the timing of other threads, so it is no sync of the thread that happened to ask."""
 FREE = frozenset({RECORD})
-"""Kinds that cost nothing worth a gate: recording an event never waits, and event pairs are what `profile` is
-made of."""
-DEVICE_WORK = WORK | {BLOCK, CREATION}
+"""Kinds that are not kept: recording an event never waits, and event pairs are what `profile` is made of."""
+
+
+def category(kind: str) -> Category:
+    """What a kind counts as. One with its way's name behind it must be known; of the modes' kinds, those that
+    are no work are syncs, since they name the operator that waits.
+
+    Raises:
+        ValueError: a way tells of a kind that nobody has put into a category: it is not zero.
+    """
+    name, _, way = kind.partition(" [")
+    if name in _WORK:
+        return _WORK[name]
+    if name in _TOLD:
+        return _TOLD[name]
+    if way:
+        raise ValueError(f"kind {kind!r}: not known whether it is a host sync")
+    return "sync"
 
 
 def is_sync(kind: str) -> bool:
     """Whether a kind, with or without its way's name, is a host sync."""
-    return plain(kind) not in DEVICE_WORK | FREE
+    return category(kind) == "sync"
 
 
 def plain(kind: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.records.types import CountedPlace, ExactCounts
-from bench.syncs.cuda import CudaScopes, is_sync
+from bench.syncs.cuda import CudaScopes, category, is_sync
 from bench.syncs.difference import CountRow, Counts, difference
 from dflash.config import Config
 from dflash.observe.collectors.base import Collector, Sources
@@ -24,8 +24,6 @@ from dflash.observe.metric import Metric
 from steptime.syncs.counting import CountingScopes
 from steptime.syncs.scopes import (
     ALLOCATION,
-    BYTES_TO_DEVICE,
-    BYTES_TO_HOST,
     COPY_TO_DEVICE,
     COPY_TO_HOST,
     OPERATION,
@@ -315,9 +313,9 @@ def exact_counts(proof: Proof) -> dict[str, ExactCounts]:
 def _exact(proof: Proof, arm: str, changed: set[tuple[str, str, Place]]) -> ExactCounts:
     counts = proof.counts[arm]
     places = [
-        CountedPlace(_COARSE.get(kind, "sync"), role, f"{place} ({kind})", n, proof.steps)
+        CountedPlace(category(kind), role, f"{place} ({kind})", n, proof.steps)
         for (role, kind, place), n in sorted(counts.items(), key=str)
-        if is_sync(kind) or (role, kind, place) in changed
+        if category(kind) in ("sync", "driver") or (role, kind, place) in changed
     ]
     places += [
         CountedPlace("declared", role, f"{place} ({kind}: {reason})", n, proof.steps)
@@ -336,16 +334,6 @@ def _exact(proof: Proof, arm: str, changed: set[tuple[str, str, Place]]) -> Exac
         ways=proof.ways,
         unavailable=proof.unavailable,
     )
-
-
-_COARSE = {
-    OPERATION: "operation",
-    ALLOCATION: "allocation",
-    COPY_TO_DEVICE: "copy",
-    COPY_TO_HOST: "copy",
-    BYTES_TO_DEVICE: "bytes",
-    BYTES_TO_HOST: "bytes",
-}
 
 
 def _sum(counts: Counts, *kinds: str) -> int:

@@ -2,14 +2,17 @@
 
 The device's allocator asks the driver for memory when its cache has none that fits, and gives memory back
 when it runs out or is told to; both stall the device, and no synchronisation call tells of either. The host's
-allocator pins memory likewise."""
+allocator pins memory likewise.
+
+Whether a cache has memory that fits depends on what the other threads have freed by then, so these numbers
+differ between two runs of one program. They are told, with their places, and gate nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,6 +29,7 @@ DEVICE_KEYS = {
     "num_sync_all_streams": "allocator waits for all streams",
     "num_alloc_retries": "allocator retry",
 }
+TURN_S = 60.0
 HOST_KEYS = {"num_host_alloc": "pinned malloc", "num_host_free": "pinned free"}
 
 
@@ -36,14 +40,11 @@ def rises(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
     return {kind: amount for kind, amount in rose.items() if amount > 0}
 
 
-def read() -> dict[str, int]:
-    """Counters of all devices that are in use, summed, and of the pinned memory."""
-    total: dict[str, int] = {}
-    for index in range(torch.cuda.device_count()):
-        statistics = torch.cuda.memory_stats_as_nested_dict(index)
-        for key in DEVICE_KEYS:
-            if key in statistics:
-                total[key] = total.get(key, 0) + statistics[key]
+def read(device: int) -> dict[str, int]:
+    """Counters of one CUDA device, and of the pinned memory. Some tens of microseconds: torch makes a tree of
+    all its statistics."""
+    statistics = torch.cuda.memory_stats_as_nested_dict(device)
+    total = {key: statistics[key] for key in DEVICE_KEYS if key in statistics}
     host: Mapping[str, int] = getattr(torch.cuda, "host_memory_stats", dict)()
     for key in HOST_KEYS:
         if key in host:
@@ -52,15 +53,19 @@ def read() -> dict[str, int]:
 
 
 class AllocatorWay:
-    """Reads the counters before and after each operation of an armed thread. A second thread that allocates
-    in the same microseconds is charged to the first: the counters are the device's, not the thread's."""
+    """Reads the counters of the thread's device before and after each operation of an armed thread.
+
+    The counters are the device's and not the thread's, so armed threads take turns: what rises between two
+    readings is the work of the thread that reads. Only in a process made for counting."""
 
     name = "allocator counters"
     sees = (
         "device memory asked of the driver and given back, waits for all streams, pinned memory; with the "
         "operation's place"
     )
-    does_not_see = "any other wait; which of two threads it was, when both allocate at the same moment"
+    does_not_see = (
+        "any other wait; memory of a device that is not the thread's own; what compiled code allocates"
+    )
     every_step = False
     claims = frozenset({"empty_cache", "device_alloc"})
     device = "cuda"
@@ -69,6 +74,7 @@ class AllocatorWay:
         self.notes = Notes()
         self._lock = threading.Lock()
         self._users = 0
+        self._turn = threading.RLock()
 
     def available(self) -> str | None:
         return None if torch.cuda.is_available() else "no CUDA device, hence no allocator counters"
@@ -102,18 +108,31 @@ class AllocatorWay:
     def _around(self, original: Any) -> Any:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            before = read()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.note(before)
+            return self.during(lambda: original(*args, **kwargs))
 
         return call
 
-    def note(self, before: Mapping[str, int]) -> None:
-        """Count what rose since `before`, at the caller's place."""
-        for kind, amount in rises(before, read()).items():
-            self.notes.note(kind, amount)
+    def during(self, operation: Callable[[], Any]) -> Any:
+        """Run it in turn with the other armed threads, and count what rises meanwhile at the caller's place.
+
+        Raises:
+            RuntimeError: another thread's operation has not ended for a minute.
+        """
+        if not self._turn.acquire(timeout=TURN_S):
+            raise RuntimeError(
+                f"{self.name}: another thread's operation has not ended for {TURN_S:g} s; the two may wait for "
+                "each other"
+            )
+        try:
+            device = torch.cuda.current_device()
+            before = read(device)
+            try:
+                return operation()
+            finally:
+                for kind, amount in rises(before, read(device)).items():
+                    self.notes.note(kind, amount)
+        finally:
+            self._turn.release()
 
     def counts(self) -> Counts:
         return self.notes.summed()
@@ -125,8 +144,4 @@ class _Reading(WatchingMode):
         self._way = way
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = read()
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self._way.note(before)
+        return self._way.during(lambda: func(*args, **(kwargs or {})))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.syncs.cuda import CudaScopes, is_sync
-from bench.syncs.ways import gpu_trace
-from bench.syncs.ways.allocator import AllocatorWay, rises
+from bench.syncs.cuda import CudaScopes, category, is_sync
+from bench.syncs.ways import allocator, gpu_trace
+from bench.syncs.ways.allocator import DEVICE_KEYS, HOST_KEYS, AllocatorWay, rises
 from bench.syncs.ways.copies import hidden_wait
 from bench.syncs.ways.cupti import CuptiWay
 from bench.syncs.ways.gpu_trace import GpuTraceWay
@@ -18,6 +19,7 @@ from bench.syncs.ways.registry import make_ways
 from bench.syncs.ways.way import Notes, Unavailable, carried
 from dflash.device import Device
 from dflash.observe.syncs import allowed_sync
+from tests.waiting import HANG_S
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -133,10 +135,110 @@ def test_allocator_counters_that_rose() -> None:
 def test_what_is_a_sync() -> None:
     assert is_sync("item()")
     assert is_sync("stream sync [GPU trace]")
-    assert is_sync("device malloc [allocator counters]")
+    assert is_sync("pageable copy [copy wrappers]")
+    assert not is_sync("device malloc [allocator counters]"), "it depends on what other threads have freed"
     assert not is_sync("event record [GPU trace]")
     assert not is_sync("allocator block [GPU trace]")
     assert not is_sync("operation")
+
+
+def test_every_kind_that_a_way_tells_has_a_category_and_no_other_has() -> None:
+    from bench.syncs.ways.gpu_trace import _HOOKS
+
+    told = {f"{kind} [GPU trace]": kind in gpu_trace.SYNCS for kind in _HOOKS.values()}
+    told |= {f"{kind} [allocator counters]": False for kind in (*DEVICE_KEYS.values(), *HOST_KEYS.values())}
+    assert {kind: is_sync(kind) for kind in told} == told
+    assert category("allocator block [GPU trace]") == "allocation"
+    with pytest.raises(ValueError, match="graph launch"):
+        is_sync("graph launch [GPU trace]")
+
+
+class FakeAllocator:
+    """Counters of two devices and of the host; `allocate` is the driver's call, in the calling thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.devices = [dict.fromkeys(DEVICE_KEYS, 0) for _ in range(2)]
+        self.host = dict.fromkeys(HOST_KEYS, 0)
+        self.reads: list[int] = []
+        self.here = threading.local()
+        for name, fake in {
+            "is_available": lambda: True,
+            "current_device": lambda: getattr(self.here, "device", 0),
+            "memory_stats_as_nested_dict": self.statistics,
+            "host_memory_stats": lambda: dict(self.host),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def statistics(self, device: int) -> dict[str, int]:
+        self.reads.append(device)
+        return dict(self.devices[device])
+
+    def allocate(self, device: int, key: str = "num_device_alloc") -> None:
+        self.devices[device][key] += 1
+
+
+@pytest.mark.fault
+def test_what_another_thread_allocates_meanwhile_is_charged_to_that_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two workers on one device: the second wants to allocate while the first one's operation runs."""
+    fake, way = FakeAllocator(monkeypatch), AllocatorWay()
+    inside, wants = threading.Event(), threading.Event()
+
+    def first() -> None:
+        def operation() -> None:
+            inside.set()
+            assert wants.wait(HANG_S)
+
+        with carried("target/0"):
+            way.during(operation)
+
+    def second() -> None:
+        assert inside.wait(HANG_S)
+        with carried("drafter/0"):
+            wants.set()
+            way.during(lambda: fake.allocate(0))
+
+    threads = [threading.Thread(target=body) for body in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+    assert [(role, kind, n) for (role, kind, _), n in way.counts().items()] == [
+        ("drafter/0", "device malloc", 1)
+    ]
+
+
+def test_only_the_threads_own_device_is_read_twice_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, way = FakeAllocator(monkeypatch), AllocatorWay()
+    fake.here.device = 1
+    with way.arm("drafter/0"):
+        (torch.ones(2) + 1).sum()
+        fake.reads, made = [], len(fake.reads)
+        way.during(lambda: fake.allocate(1, "num_alloc_retries"))
+    assert made == 2 * 3
+    assert fake.reads == [1, 1]
+    assert [kind for _, kind, _ in way.counts()] == ["allocator retry"]
+
+
+@pytest.mark.fault
+def test_two_operations_that_wait_for_each_other_end_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeAllocator(monkeypatch)
+    monkeypatch.setattr(allocator, "TURN_S", 0.01)
+    way, errors = AllocatorWay(), list[RuntimeError]()
+
+    def other() -> None:
+        with pytest.raises(RuntimeError, match="wait for each other") as caught:
+            way.during(lambda: None)
+        errors.append(caught.value)
+
+    def operation() -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(HANG_S)
+
+    way.during(operation)
+    assert errors
 
 
 def test_cupti_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

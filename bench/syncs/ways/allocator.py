@@ -120,8 +120,8 @@ class AllocatorWay:
         """
         if not self._turn.acquire(timeout=TURN_S):
             raise RuntimeError(
-                f"{self.name}: another thread's operation has not ended for {TURN_S:g} s; the two may wait for "
-                "each other"
+                f"{self.name}: another thread's operation has not ended for {TURN_S:g} s; the two may "
+                "wait for each other"
             )
         try:
             device = torch.cuda.current_device()

@@ -15,9 +15,10 @@ bounds are the costs that this test would not refuse.
 The denominator is never negative (Cauchy and Schwarz), so the p of "it costs at most b" is the share of
 redraws whose threshold t* lies at or below b, and a bound is a quantile of the thresholds.
 
-M is a ridge, I - X (X'X + lambda I)^-1 X', with lambda from the spread of y against costs of 2%: with
-hundreds of pairs it takes off nearly all that others explain, with a dozen it does not spend them on that.
-The test is exact for any M that does not look at the switch's own signs."""
+M is a ridge, I - X (X'X + lambda I)^-1 X', with lambda by how much the others explain at all (Hoerl, Kennard
+and Baldwin 1975: p s^2 / b'b). With a dozen pairs and cheap others it takes off next to nothing, where least
+squares would spend half of the pairs on it; with a dear one among them it is least squares. The test is exact
+for any M that does not look at the switch's own signs."""
 
 from __future__ import annotations
 
@@ -40,8 +41,6 @@ ALPHA: Final = 0.05
 REDRAWS: Final = 1999
 EXACT_UNITS: Final = 10
 """Up to so many pairs (launches) of a single layer every set of signs is tried."""
-TYPICAL_COST: Final = 0.02
-"""Cost of another switch that M reckons with."""
 MIN_RIDGE: Final = 0.1
 """Keeps M regular where a few pairs happen to have the same signs for two switches."""
 MIN_LAUNCHES: Final = 7
@@ -146,32 +145,24 @@ def redraw(sample: Sample, seed: int, *, exact: bool = False, rows: int = REDRAW
     """
     y, signs = sample.y, sample.signs
     count, columns = signs.shape
-    others = _others(sample)
-    ridge = max(float(np.mean(y**2)) / TYPICAL_COST**2, MIN_RIDGE)
-    cleared = np.empty((count, columns))
-    own = np.empty((count, columns))
-    inverses = []
-    for i, chosen in enumerate(others.kept):
-        x = others.table[:, chosen]
-        inverse = np.linalg.inv(x.T @ x + ridge * np.eye(len(chosen)))
-        cleared[:, i] = y - x @ (inverse @ (x.T @ y))
-        own[:, i] = signs[:, i] - x @ (inverse @ (x.T @ signs[:, i]))
-        inverses.append(inverse)
+    table = np.hstack([np.ones((count, 1)), signs])
+    inverses = _ridge_inverses(table, y)
+    cleared = y[:, None] - table @ (inverses @ (table.T @ y)).T
+    own = signs - table @ np.einsum("ipq,qi->pi", inverses, table.T @ signs)
     size = np.sqrt(np.einsum("ni,ni->i", signs, own))
     found = np.einsum("ni,ni->i", signs, cleared) / size
     cost = found / size
     residual = cleared - own * cost
     spread = np.einsum("ni,ni->i", residual, residual) / max(count - 1, 1)
     drawn = _signs(count, seed, exact, rows)
-    statistics, along = np.empty((2, len(drawn), columns))
+    products = np.empty((len(drawn), 3 * columns + 1))
     for start in range(0, len(drawn), 256):
-        coins = drawn[start : start + 256].astype(np.float64)
-        products = coins @ np.hstack([cleared, own, others.table])
-        for i, chosen in enumerate(others.kept):
-            x = products[:, 2 * columns :][:, chosen]
-            lengths = np.sqrt(count - ((x @ inverses[i]) * x).sum(axis=1))
-            statistics[start : start + 256, i] = products[:, i] / lengths
-            along[start : start + 256, i] = products[:, columns + i] / lengths
+        batch = drawn[start : start + 256].astype(np.float64)
+        products[start : start + 256] = batch @ np.hstack([cleared, own, table])
+    x = products[:, 2 * columns :]
+    lengths = np.sqrt(count - ((x @ inverses) * x).sum(axis=2)).T
+    statistics = products[:, :columns] / lengths
+    along = products[:, columns : 2 * columns] / lengths
     if not (exact and count <= EXACT_UNITS):
         statistics = np.vstack([found, statistics])
         along = np.vstack([size, along])
@@ -191,21 +182,24 @@ def redraw(sample: Sample, seed: int, *, exact: bool = False, rows: int = REDRAW
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Others:
-    """`table` `[n, 1 + names]`: ones (the order inside a pair) and the signs; `kept` of each column: what is
-    taken off for it."""
+def _ridge_inverses(table: Floats, y: Floats) -> Floats:
+    """`[names, 1 + names, 1 + names]`: for each column (X'X + lambda I)^-1 of what is taken off for it, zero
+    elsewhere; lambda from what X explains of y.
 
-    table: Floats
-    kept: tuple[list[int], ...]
-
-
-def _others(sample: Sample) -> _Others:
-    count, columns = sample.signs.shape
-    table = np.hstack([np.ones((count, 1)), sample.signs])
-    if columns == 1:  # One switch has no others, and a launch's sign is that of the column of ones.
-        return _Others(table, ([],))
-    return _Others(table, tuple([k for k in range(columns + 1) if k != i + 1] for i in range(columns)))
+    Taken off are the other columns and `table`'s first, of ones, which is the order inside a pair. One switch
+    alone has no others, and the sign of a launch would be that column of ones."""
+    count, size = table.shape
+    inverses = np.zeros((size - 1, size, size))
+    for i in range(size - 1 if size > 2 else 0):
+        kept = np.array([k for k in range(size) if k != i + 1])
+        x = table[:, kept]
+        square, unit = x.T @ x, np.eye(size - 1)
+        slopes = np.linalg.solve(square + MIN_RIDGE * unit, x.T @ y)
+        variance = float(np.sum((y - x @ slopes) ** 2)) / max(count - size + 1, 2)
+        explained = float(slopes @ slopes)
+        ridge = max((size - 1) * variance / explained, MIN_RIDGE) if explained > 0 else MIN_RIDGE
+        inverses[i][np.ix_(kept, kept)] = np.linalg.inv(square + ridge * unit)
+    return inverses
 
 
 def _signs(count: int, seed: int, exact: bool, rows: int) -> NDArray[np.int8]:
@@ -269,6 +263,7 @@ def estimates(
     seconds_per: Mapping[Layer, float],
     budgets_percent: Mapping[str, float],
     seed: int = 0,
+    redraws: int = REDRAWS,
 ) -> dict[str, Estimate]:
     """What each switch (EACH) or all of them (TOGETHER) cost, and the placebo, over all layers.
 
@@ -282,7 +277,7 @@ def estimates(
     if not samples or min(len(one.y) for one in samples) < MIN_PAIRS:
         return {}
     exact = len(samples) == 1
-    parts = [redraw(one, 8 * seed + place, exact=exact) for place, one in enumerate(samples)]
+    parts = [redraw(one, 8 * seed + place, exact=exact, rows=redraws) for place, one in enumerate(samples)]
     return {name: total(parts, name, budgets_percent[name]) for name in samples[0].names}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.records.costs import Estimate
 from bench.records.pairs import ALL, PLACEBO, Layer, Pair, Question
 from bench.statistics.design import MIN_PAIRS
-from bench.statistics.effects import estimates, least_squares
+from bench.statistics.effects import REDRAWS, estimates, least_squares
 from bench.statistics.judging import Budgets
 
 
@@ -38,6 +38,7 @@ def observe(
     seed: int = 0,
     *,
     only_together: bool = False,
+    redraws: int = REDRAWS,
 ) -> Observations:
     """Estimate everything that a run of `overhead` asks.
 
@@ -52,11 +53,12 @@ def observe(
     questions = [Question.TOGETHER] if only_together else [Question.EACH] if single else list(Question)
     budget = dict.fromkeys((*switches, PLACEBO), budgets.collector_percent) | {ALL: budgets.all_percent}
     found = {
-        question: estimates(pairs, question, switches, seconds_per, budget, seed) for question in questions
+        question: estimates(pairs, question, switches, seconds_per, budget, seed, redraws)
+        for question in questions
     }
     if single:
         whole = budget | {switches[0]: budgets.all_percent}
-        twin = estimates(pairs, Question.EACH, switches, seconds_per, whole, seed)
+        twin = estimates(pairs, Question.EACH, switches, seconds_per, whole, seed, redraws)
         everything = twin.get(switches[0])
     else:
         everything = found[Question.TOGETHER].get(ALL)

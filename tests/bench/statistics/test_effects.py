@@ -61,7 +61,9 @@ def test_p_and_bounds_are_those_of_trying_every_set_of_signs_by_hand(
     s, x = EVERY_SIGN[own], EVERY_SIGN[other]
     y = noise + cost * s + 1e-6 * np.sin(np.arange(6) + 1.0)
     table = np.column_stack([np.ones(6), x])
-    ridge = max(np.mean(y**2) / effects.TYPICAL_COST**2, effects.MIN_RIDGE)
+    slopes = np.linalg.inv(table.T @ table + effects.MIN_RIDGE * np.eye(2)) @ table.T @ y
+    explained = slopes @ slopes
+    ridge = max(2 * np.sum((y - table @ slopes) ** 2) / 4 / explained, effects.MIN_RIDGE)
     m = np.eye(6) - table @ np.linalg.inv(table.T @ table + ridge * np.eye(2)) @ table.T
 
     def p_slower(at: float) -> float:
@@ -103,10 +105,10 @@ def test_p_values_of_free_switches_are_uniform_through_design_and_layers(
         values = NOISES[noise](rng, 70 * len(layers))
         pairs = pairs_of(SWITCHES, values, costs, seed, layers=layers, interaction=0.1)
         per = {layer: SECONDS_PER[layer] for layer in layers}
-        found = estimates(pairs, Question.EACH, SWITCHES, per, BUDGETS, seed)
+        found = estimates(pairs, Question.EACH, SWITCHES, per, BUDGETS, seed, 399)
         each.append([found["grads"].p_slower, found[PLACEBO].p_faster])
         free = pairs_of(SWITCHES, values, {}, seed, layers=layers)
-        together.append(estimates(free, Question.TOGETHER, SWITCHES, per, BUDGETS, seed)[ALL].p_slower)
+        together.append(estimates(free, Question.TOGETHER, SWITCHES, per, BUDGETS, seed, 399)[ALL].p_slower)
     for values in (*np.array(each).T, np.array(together)):
         assert stats.kstest(values, "uniform").pvalue > 1e-3
         assert np.mean(values <= 0.05) < 0.05 + 2.6 * (0.05 * 0.95 / len(values)) ** 0.5
@@ -122,7 +124,7 @@ def test_bounds_hold_as_often_as_they_say(layers: tuple[Layer, ...]) -> None:
         noise = autoregressive(rng, 120 * len(layers), 0.63, 0.1)
         pairs = pairs_of(SWITCHES, noise, {"batch": 0.03, "losses": each}, seed, layers=layers)
         per = {layer: SECONDS_PER[layer] for layer in layers}
-        found = estimates(pairs, Question.EACH, SWITCHES, per, BUDGETS, seed)["losses"]
+        found = estimates(pairs, Question.EACH, SWITCHES, per, BUDGETS, seed, 399)["losses"]
         below.append(found.low <= truth)
         above.append(found.high >= truth)
     for held in (np.mean(below), np.mean(above)):
@@ -158,6 +160,17 @@ def _even_draws(rng: np.random.Generator, count: int) -> list[Draw]:
         first = frozenset(name for name in sorted(names) if rng.random() < 0.5)
         drawn.append(Draw(layers[i % 3], Question.EACH, first, names - first))
     return drawn
+
+
+def test_a_dear_switch_does_not_hide_the_others() -> None:
+    """30% in one switch, 2% in another, 0.5% of noise: the test of the second must see past the first."""
+    pairs = pairs_of(
+        SWITCHES, 0.005 * np.random.default_rng(0).normal(size=160), {"batch": 0.3, "losses": 0.02}, 0
+    )
+    found = estimates(pairs, Question.EACH, SWITCHES, PATH_ONLY, BUDGETS)
+    assert found["losses"].percent == pytest.approx(slowdown_percent(0.02), abs=0.5)
+    assert found["losses"].low > 1.0
+    assert found["grads"].high < 1.0
 
 
 def test_mde_is_the_cost_found_in_95_of_100_runs() -> None:

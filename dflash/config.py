@@ -322,5 +322,7 @@ def check(config: Config, where: str) -> None:
         raise UserError(f"{where}: target.devices and drafter.devices need at least one device each")
     for device in (*config.target.devices, *drafter.devices):
         kind, _, index = device.partition(":")
-        if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-            raise UserError(f"{where}: device {device!r}: must be 'cpu', 'cpu:N', 'cuda' or 'cuda:N'")
+        if kind not in ("cpu", "cuda", "sim") or (index and not index.isdigit()):
+            raise UserError(
+                f"{where}: device {device!r}: must be 'cpu', 'cpu:N', 'cuda', 'cuda:N' or 'sim:N'"
+            )

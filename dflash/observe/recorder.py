@@ -252,7 +252,7 @@ class WorkerRecorder:
         self.fault: tuple[str, Exception] | None = None
         self._timing = False
         self._ring = ring
-        self.pool = EventPool(device) if device.is_cuda else None
+        self.pool = EventPool(device) if device.is_cuda or device.asynchronous else None
         self.instruments: tuple[Instrument, ...] = () if self.pool is None else (self.pool,)
 
     @property

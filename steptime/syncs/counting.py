@@ -21,7 +21,7 @@ from steptime.host_memory import keep_marks
 from steptime.syncs import calls
 from steptime.syncs.boundary import SIMULATED, Boundary
 from steptime.syncs.modes import modes
-from steptime.syncs.scopes import Key, Ledger, Place, Scope, entered
+from steptime.syncs.scopes import Key, Ledger, Place, Scope, current_scope, entered
 
 
 class WorkerDevice(Protocol):
@@ -43,6 +43,14 @@ class PlainDevice:
 def watched(scope: Scope, device: WorkerDevice | None, *, cuda: bool, strict: bool = True) -> Iterator[Scope]:
     """Everything that a counted worker runs under. On the CPU its device is named `cpu:0` meanwhile (see
     `modes`)."""
+    if getattr(device, "simulation", None) is not None:
+        # A simulated device has modes of its own, which write their waits into the thread's scope.
+        outer = current_scope()
+        scope.simulated = True
+        scope.function_mode = None if outer is None else outer.function_mode
+        with entered(scope):
+            yield scope
+        return
     boundary = Boundary(cuda=cuda, strict=strict)
     named = device.torch if device is not None else None
     scope.simulated = strict and not cuda

@@ -38,6 +38,15 @@ class Device:
     """A worker's device and its stream. Owned by one worker thread; `with device.active():` is its whole
     life."""
 
+    asynchronous = False
+
+    def __new__(cls, name: str) -> Device:
+        if name.startswith("sim"):
+            from dflash.device.simulated import SimulatedDevice
+
+            return super().__new__(SimulatedDevice)
+        return super().__new__(cls)
+
     def __init__(self, name: str) -> None:
         kind, _, index = name.partition(":")
         self.name = name

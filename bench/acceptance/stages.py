@@ -20,8 +20,10 @@ from dflash.data.generators import TargetGenerator
 from dflash.data.prepare import Fields
 from dflash.data.regenerate import read_tasks, regenerate
 from dflash.data.tokenizer import MASK_TOKEN, read_tokenizer
-from dflash.decode.evaluate import evaluate, plot, to_json
+from dflash.decode.between import table as between_table
+from dflash.decode.evaluate import compare, evaluate, to_json
 from dflash.decode.figures import Figures, summarise, table
+from dflash.decode.picture import plot
 from dflash.decode.prompts import read_prompts
 from dflash.device import Device
 from dflash.models.drafter import Drafter
@@ -174,9 +176,11 @@ class AcceptanceRun:
         drafter = build_drafter(shape, tensors, torch.device("cpu"), torch.float32)
         results = evaluate(target, drafter, prompts, **options)
         figures = summarise(results, shape.block_size)
+        between = compare(target, drafter, prompts, results, figures)
         self.report.say(table(figures, results))
-        self.write("after.json", to_json(figures, results, {"name": config.name}))
-        plot(self.folder / "slots.png", figures, config.name)
+        self.report.say(between_table(between))
+        self.write("after.json", to_json(figures, results, {"name": config.name}, between))
+        plot(self.folder / "slots.svg", figures, config.name, between)
         return first, figures
 
     def conclude(self, config: Config, before: Figures, after: Figures) -> int:

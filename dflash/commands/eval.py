@@ -57,14 +57,19 @@ def evaluate(
     ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sampling.")] = 0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts decoded together.")] = 1,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Ask the template for it.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder for eval.json and slots.png.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for eval.json and slots.svg.")
     ] = None,
 ) -> int:
-    """Decode prompts with the target alone and with the drafter's help. Exit code 1: a greedy text is not the
-    target's own."""
+    """Decode prompts with the target alone and with the drafter's help, and say slot by slot what training
+    promised. Exit code 1: a greedy text is not the target's own."""
     from dflash.decode import evaluate as evaluating
+    from dflash.decode.between import table as between_table
     from dflash.decode.figures import summarise, table
+    from dflash.decode.modes import modes_of
     from dflash.decode.prompts import read_prompts
     from dflash.decode.sampling import Sampler
     from dflash.device import Device, check_devices
@@ -78,8 +83,11 @@ def evaluate(
     info = inspect_target(loaded.target)
     check_against_target(shape, info, str(subject.where))
     tokenizer, file = _tokenizer_and_file(loaded, prompts)
-    sizes = {"limit": limit, "context": info.max_positions, "max_new_tokens": max_new_tokens}
-    read = read_prompts(file, tokenizer, info.vocab_size, cache=loaded.data.cache, **sizes)
+    sizes: dict[str, Any] = {"limit": limit, "context": info.max_positions, "max_new_tokens": max_new_tokens}
+    rendering: dict[str, Any] = {"longest": loaded.data.max_length, "reasoning": loaded.data.reasoning}
+    read = read_prompts(
+        file, tokenizer, info.vocab_size, cache=loaded.data.cache, thinking=thinking, **sizes, **rendering
+    )
     sys.stderr.write(f"dflash: loading {info.model} on {loaded.target.devices[0]}\n")
     target = load_target(loaded.target, Device(loaded.target.devices[0]), info)
     model = build(target, shape, subject.tensors, str(subject.where))
@@ -88,6 +96,9 @@ def evaluate(
     if not any(result.cycles for result in results):
         raise UserError(f"{file}: every answer ended with its first token, so nothing was drafted")
     figures = summarise(results, shape.block_size)
+    trained = loaded if checkpoint is not None else None
+    modes = modes_of(tokenizer, read, results, thinking, trained)
+    between = evaluating.compare(target, model, read, results, figures, modes)
     about = subject.about | {
         "name": loaded.name,
         "drafter": str(subject.where),
@@ -102,8 +113,9 @@ def evaluate(
         "device": loaded.target.devices[0],
     }
     folder = out or Path("runs") / f"eval-{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    written = evaluating.write(folder, figures, results, about)
+    written = evaluating.write(folder, figures, results, about, between)
     sys.stdout.write(table(figures, results))
+    sys.stdout.write(between_table(between))
     sys.stdout.write("\n".join(f"wrote {path}" for path in written) + "\n")
     return 1 if figures.checked and not figures.lossless else 0
 

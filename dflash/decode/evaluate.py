@@ -3,17 +3,22 @@ clocks compared."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dflash.data.progress import Progress
+from dflash.decode.between import Between, Modes, chosen_share, decoded_shares, shares
 from dflash.decode.figures import DIFFERS, SAME, TIE, Figures, PromptResult, repeated_share
 from dflash.decode.generate import GREEDY, Decoded, decode_plainly, speculate
+from dflash.decode.picture import plot
 from dflash.decode.prompts import EvalPrompt
+from dflash.decode.replay import Replayed, replay
 from dflash.decode.sampling import Sampler
 from dflash.decode.target_state import TargetState
 from dflash.models.drafter import Drafter
@@ -78,6 +83,7 @@ def _compare(
                 origin=prompt.origin,
                 prompt_tokens=len(prompt.ids),
                 new_tokens=len(generation.tokens),
+                tokens=tuple(generation.tokens),
                 ended=generation.ended,
                 cycles=tuple(generation.cycles),
                 passes=generation.passes,
@@ -120,7 +126,60 @@ def is_tie(target: Target, prefix: Sequence[int], one: int, other: int) -> bool:
     return bool(torch.maximum(gap, best) <= 4.0 * disagreement)
 
 
-def to_json(figures: Figures, results: Sequence[PromptResult], about: dict[str, Any]) -> dict[str, Any]:
+def compare(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[EvalPrompt],
+    results: Sequence[PromptResult],
+    figures: Figures,
+    modes: Modes | None = None,
+) -> Between:
+    """What training says of the data's answers and of the target's own, beside what decoding accepted.
+
+    Args:
+        prompts, results: in the same order; the results hold the target's own answers.
+        modes: who thinks, when it is known.
+    """
+    data, own, places = [], [], []
+    with Progress("Comparing with training", len(prompts), "prompts") as progress:
+        for prompt, result in zip(prompts, results, strict=True):
+            if prompt.data_ids:
+                data.append(replay(target, drafter, prompt.data_ids, prompt.data_mask))
+            text = [*prompt.ids, *result.tokens]
+            mask = [False] * len(prompt.ids) + [True] * len(result.tokens)
+            own.append(replay(target, drafter, text, mask))
+            places.append(_at(own[-1], _drafted_at(prompt, result)))
+            progress.advance()
+    return Between(
+        data=shares(data),
+        own=shares(own),
+        same_places=shares(places),
+        decoded=decoded_shares(figures),
+        chosen=chosen_share(data),
+        modes=modes or Modes(),
+    )
+
+
+def _drafted_at(prompt: EvalPrompt, result: PromptResult) -> list[int]:
+    """The anchors of the cycles of one prompt."""
+    committed = [0, *itertools.accumulate(cycle.tokens for cycle in result.cycles)]
+    return [len(prompt.ids) + count for count in committed[: len(result.cycles)]]
+
+
+def _at(replayed: Replayed, anchors: Sequence[int]) -> Replayed:
+    """The blocks at these anchors only."""
+    chosen = np.isin(replayed.anchors, anchors)
+    return Replayed(
+        replayed.anchors[chosen], replayed.right[chosen], replayed.judged[chosen], replayed.chosen[:0]
+    )
+
+
+def to_json(
+    figures: Figures,
+    results: Sequence[PromptResult],
+    about: dict[str, Any],
+    between: Between | None = None,
+) -> dict[str, Any]:
     """All of an evaluation."""
     rows = [
         {
@@ -139,46 +198,22 @@ def to_json(figures: Figures, results: Sequence[PromptResult], about: dict[str, 
         }
         for result in results
     ]
-    return {"schema": SCHEMA, **about, "figures": figures.to_json(), "prompts": rows}
+    beside = {} if between is None else {"between": between.to_json()}
+    return {"schema": SCHEMA, **about, "figures": figures.to_json(), **beside, "prompts": rows}
 
 
-def write(out: Path, figures: Figures, results: Sequence[PromptResult], about: dict[str, Any]) -> list[Path]:
-    """`eval.json`, and `slots.png` where matplotlib is installed. Returns what was written."""
+def write(
+    out: Path,
+    figures: Figures,
+    results: Sequence[PromptResult],
+    about: dict[str, Any],
+    between: Between | None = None,
+) -> list[Path]:
+    """`eval.json`, and `slots.svg` where matplotlib is installed. Returns what was written."""
     out.mkdir(parents=True, exist_ok=True)
     written = [out / "eval.json"]
     with atomic_text(written[0]) as sink:
-        json.dump(to_json(figures, results, about), sink, indent=1)
-    if plot(out / "slots.png", figures, str(about.get("name", ""))):
-        written.append(out / "slots.png")
+        json.dump(to_json(figures, results, about, between), sink, indent=1)
+    if plot(out / "slots.svg", figures, str(about.get("name", "")), between):
+        written.append(out / "slots.svg")
     return written
-
-
-def plot(path: Path, figures: Figures, title: str) -> bool:
-    """Acceptance by slot. False when matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    slots = list(range(1, len(figures.slot_reached) + 1))
-    figure, axis = pyplot.subplots(figsize=(6.4, 3.8), constrained_layout=True)
-    axis.bar(slots, figures.slot_reached, color="#9ecae1", label="right up to this slot")
-    known = [(k, share) for k, share in zip(slots, figures.slot_right, strict=True) if share is not None]
-    axis.plot(
-        [k for k, _ in known],
-        [share for _, share in known],
-        "o-",
-        color="#08519c",
-        label="right when all before it were",
-    )
-    axis.set(xlabel="slot of the block", ylabel="share of cycles", ylim=(0, 1), xticks=slots)
-    axis.set_title(
-        f"{title}: τ = {figures.tau:.2f} (95%: {figures.tau_low:.2f} to {figures.tau_high:.2f})", fontsize=10
-    )
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return True

@@ -27,6 +27,7 @@ class PromptResult:
         parted_at: first new token that differs, else None.
         repeated: share of the new tokens that end a run of four tokens which the answer had before: loops are
             easy to draft.
+        tokens: the generated ids.
         speculative_s, plain_s: seconds after the prompt's pass; None for plain when sampled.
     """
 
@@ -41,6 +42,7 @@ class PromptResult:
     repeated: float
     speculative_s: float
     plain_s: float | None
+    tokens: tuple[int, ...] = ()
 
     @property
     def tau(self) -> float | None:

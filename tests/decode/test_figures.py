@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from dflash.decode.evaluate import first_difference, plot
+from dflash.decode.between import Between, SlotShares, decoded_shares
+from dflash.decode.evaluate import first_difference
 from dflash.decode.figures import DIFFERS, SAME, TIE, PromptResult, repeated_share, summarise, table
 from dflash.decode.generate import Cycle
+from dflash.decode.picture import plot
 
 A = PromptResult(
     origin="p.jsonl:1",
@@ -99,5 +101,14 @@ def test_repeated_share():
 @pytest.mark.slow
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
-    assert plot(tmp_path / "slots.png", summarise([A, replace(A, cycles=(Cycle(0, 3, 1),))], 4), "run")
-    assert (tmp_path / "slots.png").stat().st_size > 5000
+    figures = summarise([A, replace(A, cycles=(Cycle(0, 3, 1),))], 4)
+    line = SlotShares(9, (0.9, 0.5, 0.25), (0.9, 0.6, 0.5))
+    between = Between(line, line, line, decoded_shares(figures), 0.5)
+    pictures = []
+    for name, beside in (("alone", None), ("three", between), ("again", between)):
+        assert plot(tmp_path / f"{name}.svg", figures, "run", beside)
+        pictures.append((tmp_path / f"{name}.svg").read_text())
+    labels = ["training: the data's answers", "training: the target's own answers", "decoding: accepted"]
+    assert [label in pictures[0] for label in labels] == [False, False, True]
+    assert all(label in pictures[1] for label in labels)
+    assert pictures[1] == pictures[2]

@@ -11,8 +11,13 @@ import torch
 from dflash.commands.eval import evaluate
 from dflash.commands.export import export
 from dflash.commands.train import train
-from dflash.decode.evaluate import is_tie
+from dflash.decode.between import verdict
+from dflash.decode.drafter_state import DrafterState
+from dflash.decode.evaluate import compare, is_tie
+from dflash.decode.evaluate import evaluate as decode
+from dflash.decode.figures import summarise
 from dflash.decode.generate import decode_plainly, speculate
+from dflash.decode.prompts import EvalPrompt
 from dflash.pipeline.trained import load_trained
 from dflash.release.released import build_drafter, load_released
 from steptime.errors import UserError
@@ -91,7 +96,57 @@ def test_eval_says_so(run, capsys):
     assert figures["speed_up"] > 1.0
     assert written["prompts"][0]["cycles"] == [8] * 6
     assert written["step"] == 150
-    assert (folder / "eval" / "slots.png").exists()
+    assert (folder / "eval" / "slots.svg").exists()
+    between = written["between"]
+    for line in ("data", "own", "same_places", "decoded"):
+        assert between[line]["reached"] == [1.0] * 7
+    assert between["chosen"] == 1.0  # the data is what the target itself said
+    assert between["says"] == "No gap is large: decoding accepts what training says."
+    assert between["says"] in shown
+    assert shown.count("100.0% 100.0%") >= 5
+
+
+@pytest.fixture
+def compared(run):
+    """Evaluate prompts that the drafter never saw, with some other answer as the data's."""
+    folder, target, _ = run
+    trained = load_trained(folder / "run")
+    drafter = build_drafter(trained.shape, trained.tensors, torch.device("cpu"), torch.float32)
+    prompts = []
+    for number, ids in enumerate(parts.prompts((7, 12), seed=21)):
+        data = PROMPT + parts.prompts((NEW,), seed=number)[0]
+        mask = [False] * len(PROMPT) + [True] * NEW
+        prompts.append(EvalPrompt(f"p:{number}", tuple(ids), tuple(data), tuple(mask)))
+    prompts.append(EvalPrompt("p:9", tuple(PROMPT)))
+
+    def go():
+        results = decode(target, drafter, prompts, max_new_tokens=24)
+        figures = summarise(results, drafter.shape.block_size)
+        return compare(target, drafter, prompts, results, figures), results
+
+    return go
+
+
+def test_training_and_decoding_agree_at_the_same_places(compared):
+    """Two ways of computing the same drafts: all blocks of a text at once, and one after the other."""
+    between, results = compared()
+    assert between.same_places.blocks == between.decoded.blocks == sum(len(r.cycles) for r in results)
+    assert between.same_places.reached[0] == pytest.approx(between.decoded.reached[0], abs=0.02)
+    assert between.same_places.tau == pytest.approx(between.decoded.tau, abs=0.15)
+    assert 0.0 < between.decoded.reached[-1] < 1.0
+    assert between.own.blocks > between.same_places.blocks
+    assert between.chosen < 0.2
+
+
+@pytest.mark.fault
+def test_a_decoder_with_other_features_than_training_is_named(compared, monkeypatch):
+    """Planted: the decoder gives the drafter the taps in another order."""
+    real = DrafterState.append
+    monkeypatch.setattr(
+        DrafterState, "append", lambda self, features, kept: real(self, features.flip(-1), kept)
+    )
+    between, _ = compared()
+    assert verdict(between).startswith("Decoding accepts less than the drafter is right at the same places")
 
 
 def test_eval_of_a_release_sampled_and_batched(run, capsys):

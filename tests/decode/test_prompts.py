@@ -20,10 +20,11 @@ def tokenizer():
 
 @pytest.fixture
 def read(tokenizer, tmp_path):
-    def reading(*rows, tokenizer=tokenizer, limit=None, context=0, max_new_tokens=8):
+    def reading(*rows, tokenizer=tokenizer, limit=None, context=0, max_new_tokens=8, **options):
         path = tmp_path / "prompts.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return read_prompts(path, tokenizer, 300, limit=limit, context=context, max_new_tokens=max_new_tokens)
+        sizes = {"limit": limit, "context": context, "max_new_tokens": max_new_tokens}
+        return read_prompts(path, tokenizer, 300, **sizes, **options)
 
     return reading
 
@@ -51,6 +52,32 @@ def test_earlier_answers_stay(read, tokenizer):
     text = tokenizer.decode(prompt.ids)
     assert "three" in text
     assert text.endswith("and five<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_the_datas_own_answer_comes_along_as_training_renders_it(read, tokenizer):
+    (prompt,) = read({"conversations": CHAT})
+    said = [index for index, flag in zip(prompt.data_ids, prompt.data_mask, strict=True) if flag]
+    assert tokenizer.decode(said) == "three<|im_end|>"
+    assert prompt.data_ids[: len(prompt.ids)] == prompt.ids
+    assert prompt.thinks is False
+    (ready,) = read({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]})
+    assert (ready.data_ids, ready.data_mask) == ((5, 6, 7, 8), (False, False, True, True))
+    (cut,) = read({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]}, longest=3)
+    assert (cut.data_ids, cut.data_mask) == ((5, 6, 7), (False, False, True))
+    (asked,) = read({"prompt": "one"})
+    assert (asked.data_ids, asked.thinks) == ((), None)
+
+
+def test_thinking_is_asked_of_the_template(read, tokenizer, monkeypatch):
+    ask = "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + ask)
+    ends = [
+        tokenizer.decode(read({"prompt": "one"}, thinking=mode)[0].ids).endswith("</think>\n\n")
+        for mode in (None, True, False)
+    ]
+    assert ends == [False, False, True]
+    thinking = {"role": "assistant", "content": "<think>hm</think>three"}
+    assert read({"conversations": [CHAT[0], thinking]})[0].thinks is True
 
 
 def test_ready_token_ids_need_no_tokenizer(read):

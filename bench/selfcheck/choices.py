@@ -90,7 +90,8 @@ def designs(noise: Noise, runs: int, seed: int) -> list[list[str]]:
                 blocks = np.vstack([block * rng.choice((-1, 1), SWITCHES) for _ in range(pairs // 8)])
                 balanced = blocks[:, 1] @ (y + other * blocks[:, 0]) / pairs
                 plain = coins[:, 1] @ ours.y / pairs
-                found.append((redraw(ours, 0, rows=1).cost[1], plain, squares, balanced))
+                used = redraw(ours, 0, rows=1).cost[1]
+                found.append((float(used), float(plain), float(squares), float(balanced)))
             errors = 100 * np.array(found).std(axis=0)
             least = f"2^-{pairs // 8}"
             rows.append([f"{100 * other:g}%", f"{pairs}", *(f"{error:.2f}%" for error in errors), least])

@@ -27,7 +27,8 @@ from tabulate import tabulate
 from bench.records.pairs import ALL, Layer, Pair, Segment
 from bench.records.types import ExitCode, Verdict, log_ratio, slowdown_percent
 from bench.statistics.design import TOGETHER, Draw, draws, shares_for
-from bench.statistics.judging import Budgets, Evidence, Judgement, Observed, judge
+from bench.statistics.effects import Sample, redraw, total
+from bench.statistics.judging import Budgets, Evidence, Judgement, Observed, judge, judge_gate
 from bench.statistics.observed import observe
 from steptime.errors import UserError
 
@@ -193,6 +194,62 @@ def stored_halves(files: Sequence[Path]) -> dict[Layer, Floats]:
     return halves
 
 
+def gate_of(
+    noise: Noise, launches: int, pairs: int, theta: float, seed: int, between: float = 0.0
+) -> Judgement:
+    """Judge one made-up gate of so many launches, each of so many pairs.
+
+    Args:
+        theta: true loss of head, log units.
+        between: standard deviation of what a launch adds to all of its pairs.
+    """
+    rng = np.random.default_rng([seed, 2])
+    means = [
+        float((noise(rng, Layer.PATH, pairs) @ (1.0, -1.0)).mean()) + theta + between * rng.normal()
+        for _ in range(launches)
+    ]
+    found = Sample(Layer.PATH, ("head",), np.array(means), np.ones((launches, 1)))
+    estimate = total([redraw(found, seed, exact=True)], "head", 1.0)
+    return judge_gate(estimate, 1.0, minutes=1.0, launches=launches, added=CLEAN)
+
+
+def gate_rows(noise: Noise, launches: int, pairs: int, runs: int, seed: int) -> list[list[str]]:
+    """A row for each true loss: half-width, and how often it was called what."""
+    rows = []
+    for percent in COSTS:
+        theta, said, widths, held = log_ratio(percent), [], [], np.zeros(2)
+        for run in range(runs):
+            cost = gate_of(noise, launches, pairs, theta, seed * runs + run).all
+            assert cost is not None
+            assert cost.estimate is not None
+            said.append(cost.verdict)
+            widths.append((cost.estimate.high - cost.estimate.low) / 2)
+            held += (cost.estimate.low <= percent + 1e-9, cost.estimate.high >= percent - 1e-9)
+        red = said.count(Verdict.OVER) + said.count(Verdict.SLOWER)
+        shares = (said.count(Verdict.OVER), red, said.count(Verdict.WITHIN), *held)
+        rows.append(
+            [
+                f"{launches} x {pairs}",
+                f"{percent:g}%",
+                f"{np.median(widths):.2f}%",
+                *(f"{100 * count / runs:.1f}%" for count in shares),
+            ]
+        )
+    return rows
+
+
+GATE_HEADERS: Final = (
+    "launches x pairs",
+    "true loss",
+    "half-width",
+    "over",
+    "over or slower",
+    "within",
+    "L holds",
+    "U holds",
+)
+
+
 @dataclass(slots=True)
 class Tally:
     """What was said of runs of one true cost.
@@ -287,6 +344,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=2000, help="runs in each row (default 2000)")
     parser.add_argument("--together", type=float, default=TOGETHER, help="share of pairs of all against none")
     parser.add_argument("--rows", type=int, default=None, help="only so many of the rows")
+    parser.add_argument(
+        "--gate", type=int, nargs=2, metavar=("LAUNCHES", "PAIRS"), help="gates instead, of so many launches"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     try:
@@ -294,6 +354,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if options.gate:
+        gates = gate_rows(noise, *options.gate, options.runs, options.seed)
+        print(tabulate(gates, GATE_HEADERS, tablefmt="github", disable_numparse=True))
+        return 0
     rows = []
     for minutes in options.minutes:
         session = Session(minutes, together=options.together)

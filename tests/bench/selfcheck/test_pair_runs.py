@@ -86,3 +86,13 @@ def test_the_table_counts_alarms_and_says_how_sure_they_are(capsys: pytest.Captu
     assert tally.row(["1", "3%", "path"])[5] == "100.0% (39.8 to 100.0)"
     assert pair_runs.main(["--minutes", "1", "--runs", "2", "--rows", "1"]) == 0
     assert "| 1         | 0%" in capsys.readouterr().out
+
+
+def test_made_up_gates_take_the_launch_for_their_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    found = pair_runs.gate_of(QUIET, 8, 40, log_ratio(2.0), 0)
+    assert found.exit_code is ExitCode.OVER
+    assert pair_runs.gate_of(QUIET, 8, 40, 0.0, 0).exit_code is ExitCode.WITHIN
+    # Launches that lie 5% apart leave 2% open, however quiet their pairs.
+    assert pair_runs.gate_of(QUIET, 8, 40, log_ratio(2.0), 0, between=0.05).exit_code is ExitCode.UNRESOLVED
+    assert pair_runs.main(["--gate", "7", "10", "--runs", "3"]) == 0
+    assert "7 x 10" in capsys.readouterr().out

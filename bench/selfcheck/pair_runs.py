@@ -355,7 +355,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.gate:
-        gates = gate_rows(noise, *options.gate, options.runs, options.seed)
+        launches, pairs = options.gate
+        gates = gate_rows(noise, launches, pairs, options.runs, options.seed)
         print(tabulate(gates, GATE_HEADERS, tablefmt="github", disable_numparse=True))
         return 0
     rows = []

@@ -6,9 +6,10 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,7 +21,30 @@ NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-LOCAL_PATHS = (("data", "path"), ("data", "tokenizer"), ("target", "model"), ("drafter", "init"))
+class Effect(StrEnum):
+    """What a setting may do to a run that goes on from a checkpoint."""
+
+    TRAINING = "changes what is learnt"
+    PLACE = "changes where and how the same is learnt"
+    OBSERVING = "only observes"
+
+
+_T = TypeVar("_T")
+Trains = Annotated[_T, Effect.TRAINING]
+"""A resumed run must have it as it was."""
+Places = Annotated[_T, Effect.PLACE]
+"""A resumed run may have another one."""
+Observes = Annotated[_T, Effect.OBSERVING]
+"""A resumed run may have another one."""
+
+
+LOCAL_PATHS = (
+    ("data", "path"),
+    ("data", "heldout"),
+    ("data", "tokenizer"),
+    ("target", "model"),
+    ("drafter", "init"),
+)
 """Settings that may name a file or folder on this machine."""
 BUILT_IN = ("stdlib", "tiny-hybrid")
 """Their values that name none."""
@@ -35,31 +59,36 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Where the conversations come from and how they become batches."""
 
-    path: str = "stdlib"
+    path: Places[str] = "stdlib"
     """JSONL or Parquet file of conversations or token ids; `stdlib` builds the corpus of Python's standard
-    library."""
-    tokenizer: str = ""
+    library. A resumed run compares the samples, not the path."""
+    tokenizer: Places[str] = ""
     """Folder or id of a Hugging Face tokenizer. Empty: the target's own, or the one trained with the `stdlib`
     corpus."""
-    cache: str = "cache"
+    cache: Places[str] = "cache"
     """Folder for what `dflash prepare` builds."""
-    max_length: Positive = 512
+    max_length: Trains[Positive] = 512
     """Longest sample, tokens; longer ones are cut."""
-    buckets: tuple[Positive, ...] = (128, 256, 512)
+    buckets: Trains[tuple[Positive, ...]] = (128, 256, 512)
     """Padded lengths, tokens, ascending; the last one must be max_length."""
-    batch_size: Positive = 4
+    batch_size: Trains[Positive] = 4
     """Samples in a batch (one micro-batch of one drafter)."""
-    prefetch: Positive = 4
+    heldout: Places[str] = ""
+    """File as `path`, of samples that are not trained on: the drafter's loss on them is measured while it
+    trains."""
+    heldout_batches: Places[Positive] = 4
+    """Batches of them that are looked at."""
+    prefetch: Places[Positive] = 4
     """Batches built ahead of the target workers."""
-    seed: NonNegative = 0
+    seed: Trains[NonNegative] = 0
     """Order of the samples and place of the anchors."""
-    skip_bad: bool = False
+    skip_bad: Trains[bool] = False
     """Count and list bad lines instead of refusing the file."""
-    reasoning: Literal["train", "mask"] = "train"
+    reasoning: Trains[Literal["train", "mask"]] = "train"
     """Reasoning text in assistant turns: trained on, or masked out of the loss."""
-    turns: Literal["all", "last"] = "all"
+    turns: Trains[Literal["all", "last"]] = "all"
     """Which assistant turns are supervised."""
-    pack: bool = False
+    pack: Trains[bool] = False
     """Several short samples in one row, no block across documents."""
 
 
@@ -67,31 +96,31 @@ class TinyTarget(Section):
     """Shape of the built-in target `tiny-hybrid`: a Qwen3.5 text model (gated delta net + full attention)
     from a seed."""
 
-    hidden_size: Positive = 128
-    intermediate_size: Positive = 384
-    layers: Positive = 8
-    heads: Positive = 4
-    kv_heads: Positive = 2
-    head_dim: Positive = 32
-    linear_heads: Positive = 4
-    linear_head_dim: Positive = 32
-    full_attention_interval: Positive = 4
-    vocab_size: Positive = 4096
-    seed: NonNegative = 0
+    hidden_size: Trains[Positive] = 128
+    intermediate_size: Trains[Positive] = 384
+    layers: Trains[Positive] = 8
+    heads: Trains[Positive] = 4
+    kv_heads: Trains[Positive] = 2
+    head_dim: Trains[Positive] = 32
+    linear_heads: Trains[Positive] = 4
+    linear_head_dim: Trains[Positive] = 32
+    full_attention_interval: Trains[Positive] = 4
+    vocab_size: Trains[Positive] = 4096
+    seed: Trains[NonNegative] = 0
 
 
 class TargetConfig(Section):
     """The frozen model being drafted for."""
 
-    model: str = "tiny-hybrid"
+    model: Trains[str] = "tiny-hybrid"
     """Folder or id of a Hugging Face causal language model, or the built-in `tiny-hybrid`."""
-    devices: tuple[str, ...] = ("cpu",)
+    devices: Places[tuple[str, ...]] = ("cpu",)
     """One worker thread for each, e.g. `["cuda:0", "cuda:1"]`."""
-    dtype: Dtype = "float32"
+    dtype: Trains[Dtype] = "float32"
     """`auto`: bfloat16 where the devices compute in it at full speed, else float32."""
-    taps: Positive = 5
+    taps: Trains[Positive] = 5
     """Number of tapped layers when layer_ids is empty."""
-    layer_ids: tuple[NonNegative, ...] = ()
+    layer_ids: Trains[tuple[NonNegative, ...]] = ()
     """Tapped decoder layers; id j is the output of layer j. Empty: evenly from layer 1 to layer L-3."""
     tiny: TinyTarget = TinyTarget()
 
@@ -99,59 +128,59 @@ class TargetConfig(Section):
 class DrafterConfig(Section):
     """The model trained: Qwen3-shaped layers over blocks of mask tokens."""
 
-    devices: tuple[str, ...] = ("cpu",)
-    dtype: Dtype = "float32"
+    devices: Places[tuple[str, ...]] = ("cpu",)
+    dtype: Trains[Dtype] = "float32"
     """Type of the working weights; masters and moments are float32. `auto` as for the target."""
-    layers: Positive = 5
-    heads: Positive = 32
-    kv_heads: Positive = 8
-    head_dim: Positive = 128
-    hidden_size: NonNegative = 0
+    layers: Trains[Positive] = 5
+    heads: Trains[Positive] = 32
+    kv_heads: Trains[Positive] = 8
+    head_dim: Trains[Positive] = 128
+    hidden_size: Trains[NonNegative] = 0
     """Must equal the target's; 0 takes it from there."""
-    intermediate_size: NonNegative = 0
+    intermediate_size: Trains[NonNegative] = 0
     """0: the target's."""
-    block_size: Annotated[int, Field(ge=2)] = 16
-    anchors: Positive = 512
+    block_size: Trains[Annotated[int, Field(ge=2)]] = 16
+    anchors: Trains[Positive] = 512
     """Blocks in each conversation; constant, so that shapes never change. With `data.pack` a row has as many
     as its fullest row needs."""
-    mask_token_id: int | None = None
+    mask_token_id: Trains[int | None] = None
     """Row of the target's embedding used for mask slots. None: the tokenizer's `<|MASK|>`, or the known id of
     the family."""
-    mask_in_data: bool = False
+    mask_in_data: Places[bool] = False
     """Allow a mask token that the data also holds."""
-    rope_theta: float = 1e6
-    rms_norm_eps: float = 1e-6
-    sliding_window: Positive = 2048
-    sliding_layers: NonNegative = 0
+    rope_theta: Trains[float] = 1e6
+    rms_norm_eps: Trains[float] = 1e-6
+    sliding_window: Trains[Positive] = 2048
+    sliding_layers: Trains[NonNegative] = 0
     """How many of the first layers use sliding-window attention."""
-    attention: Literal["auto", "split", "dense", "flex"] = "auto"
-    compile: bool = False
-    init: str = ""
+    attention: Places[Literal["auto", "split", "dense", "flex"]] = "auto"
+    compile: Places[bool] = False
+    init: Trains[str] = ""
     """Folder of a released drafter to start from."""
 
 
 class ObjectiveConfig(Section):
     """What the drafter minimises."""
 
-    kind: str = "ce"
+    kind: Trains[str] = "ce"
     """Name of an objective: `ce`, `dpace`, `kd`; each is a file in `dflash/models/objectives/`."""
-    gamma: float = 0.0
+    gamma: Trains[float] = 0.0
     """Decay of the slot weights exp(-(k-1)/gamma). 0: 7, 5 or 4 by block size 16, 10 or 8."""
-    dpace_alpha: Fraction = 0.5
-    kd_weight: Fraction = 0.5
+    dpace_alpha: Trains[Fraction] = 0.5
+    kd_weight: Trains[Fraction] = 0.5
     """Share of the distillation term when kind is `kd`."""
-    chunk_slots: Positive = 2048
+    chunk_slots: Places[Positive] = 2048
     """Slots whose logits exist at one time."""
 
 
 class QueueConfig(Section):
     """The shared queue of hidden states."""
 
-    capacity: Positive = 24
+    capacity: Places[Positive] = 24
     """Batches that may wait."""
-    hs_min_ready: NonNegative = 10
+    hs_min_ready: Places[NonNegative] = 10
     """A drafter draws only when so many wait (or no more will come)."""
-    ordered: bool = False
+    ordered: Trains[bool] = False
     """Batches reach the drafters in the order of the plan, so that one seed gives the same losses bit for
     bit."""
 
@@ -159,54 +188,65 @@ class QueueConfig(Section):
 class TrainConfig(Section):
     """Optimizer, schedule, checkpoints."""
 
-    steps: Positive = 1000
-    lr: Annotated[float, Field(ge=0.0)] = 6e-4
-    min_lr_ratio: Fraction = 0.0
-    warmup: Fraction = 0.04
+    steps: Trains[Positive] = 1000
+    lr: Trains[Annotated[float, Field(ge=0.0)]] = 6e-4
+    min_lr_ratio: Trains[Fraction] = 0.0
+    warmup: Trains[Fraction] = 0.04
     """Share of the steps with a rising rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    clip: Annotated[float, Field(gt=0.0)] = 1.0
-    accumulation: Positive = 1
+    schedule: Trains[Literal["planned", "extend"]] = "planned"
+    """The rate of a resumed run that gets more steps. `planned`: as if so many had been planned from the
+    start; `extend`: the steps done keep the rate they had, and the added ones rise and fall once more."""
+    legs: Trains[tuple[Positive, ...]] = ()
+    """Steps at which the rate ends a fall and rises anew; `schedule = "extend"` writes them."""
+    betas: Trains[tuple[float, float]] = (0.9, 0.999)
+    eps: Trains[float] = 1e-8
+    weight_decay: Trains[Annotated[float, Field(ge=0.0)]] = 0.0
+    clip: Trains[Annotated[float, Field(gt=0.0)]] = 1.0
+    accumulation: Trains[Positive] = 1
     """Batches each drafter takes for one optimizer step."""
-    seed: NonNegative = 0
+    seed: Trains[NonNegative] = 0
     """Initial weights of the drafter."""
-    checkpoint_every: NonNegative = 0
+    checkpoint_every: Places[NonNegative] = 0
     """Steps between checkpoints; 0: only at the end."""
-    keep_checkpoints: Positive = 2
-    threads_per_worker: NonNegative = 0
+    keep_checkpoints: Places[Positive] = 2
+    """The newest so many stay; the one with the best held-out loss stays too."""
+    heldout_every: Places[NonNegative] = 0
+    """Steps between two looks at the held-out loss; 0: as often as checkpoints. Needs `data.heldout`."""
+    hang_s: Places[Annotated[float, Field(ge=0.0)]] = 300.0
+    """A worker that stands in one place for so long has hung: the run ends, and its state is saved. 0: it
+    never does."""
+    threads_per_worker: Places[NonNegative] = 0
     """CPU threads of each worker; 0: the cores shared out evenly."""
 
 
 class ObserveConfig(Section):
     """Collectors, monitor and sinks."""
 
-    collectors: tuple[str, ...] = ("all",)
+    collectors: Observes[tuple[str, ...]] = ("all",)
     """Names of the collectors that are on at the start; `all` stands for every one."""
-    tick_s: Annotated[float, Field(gt=0.0)] = 1.0
-    flush_s: Annotated[float, Field(gt=0.0)] = 10.0
-    terminal: Literal["auto", "live", "plain", "off"] = "auto"
-    wandb: Literal["off", "offline", "online"] = "offline"
-    wandb_project: str = "dflash"
-    wandb_timeout_s: Annotated[float, Field(gt=0.0)] = 10.0
-    wandb_exclude: tuple[str, ...] = (
+    tick_s: Observes[Annotated[float, Field(gt=0.0)]] = 1.0
+    flush_s: Observes[Annotated[float, Field(gt=0.0)]] = 10.0
+    terminal: Observes[Literal["auto", "live", "plain", "off"]] = "auto"
+    wandb: Observes[Literal["off", "offline", "online"]] = "offline"
+    wandb_project: Observes[str] = "dflash"
+    wandb_timeout_s: Observes[Annotated[float, Field(gt=0.0)]] = 10.0
+    wandb_exclude: Observes[tuple[str, ...]] = (
         *("*/*/samples", "*/*/batches", "*/*/step", "*/*/busy_s", "profile/*_count", "profile/*_p95"),
         *("cuda/*/device_allocs", "cuda/*/max_reserved_gb", "gpu/*/throttle_power_brake_hw"),
     )
     """Shell patterns of keys that W&B does not get: eight GPUs have 269 keys, and it copes well with 200. The
     other sinks get every key."""
-    tensorboard: bool = False
-    sinks: tuple[str, ...] = ()
+    tensorboard: Observes[bool] = False
+    sinks: Observes[tuple[str, ...]] = ()
     """Names of further sinks, those that have no key of their own."""
-    ring: Positive = 64
+    ring: Observes[Positive] = 64
     """Pending GPU event pairs of a stage and late scalars of a drafter; more are dropped and counted."""
 
 
 class Config(Section):
     """Everything a run depends on."""
 
-    name: str = "default"
+    name: Observes[str] = "default"
     data: DataConfig = DataConfig()
     target: TargetConfig = TargetConfig()
     drafter: DrafterConfig = DrafterConfig()
@@ -225,10 +265,40 @@ class Config(Section):
                 tree[section][key] = str((folder / value).absolute())
         return Config.model_validate(tree)
 
+    def leaves(self) -> dict[str, Any]:
+        """Every setting by its full key (`train.lr`), as JSON has it."""
+        return dict(_leaves(self.model_dump(mode="json"), type(self), ""))
+
     def digest(self) -> str:
         """Sixteen hex digits over every setting; a config's identity in receipts and baselines."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _leaves(tree: dict[str, Any], section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        inner = _section(section, name)
+        if inner is None:
+            yield prefix + name, value
+        else:
+            yield from _leaves(value, inner, f"{prefix}{name}.")
+
+
+def _section(parent: type[BaseModel], name: str) -> type[BaseModel] | None:
+    annotation = parent.model_fields[name].annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def effects(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Effect]:
+    """What each setting does to a run that goes on, by its full key."""
+    found: dict[str, Effect] = {}
+    for name, field in section.model_fields.items():
+        inner = _section(section, name)
+        if inner is None:
+            (found[prefix + name],) = (part for part in field.metadata if isinstance(part, Effect))
+        else:
+            found |= effects(inner, f"{prefix}{name}.")
+    return found
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -308,6 +378,11 @@ def check(config: Config, where: str) -> None:
         raise UserError(
             f"{where}: queue.hs_min_ready = {queue.hs_min_ready} is over queue.capacity = {queue.capacity}"
         )
+    legs, steps = config.train.legs, config.train.steps
+    if list(legs) != sorted(set(legs)) or (legs and legs[-1] >= steps):
+        raise UserError(f"{where}: train.legs = {list(legs)}: must ascend, all below train.steps = {steps}")
+    if config.train.heldout_every and not data.heldout:
+        raise UserError(f"{where}: train.heldout_every needs data.heldout, a file of samples to look at")
     if drafter.heads % drafter.kv_heads:
         raise UserError(
             f"{where}: drafter.heads = {drafter.heads} is no multiple of drafter.kv_heads = "

@@ -6,12 +6,18 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflash.config import Config, load_config
+from dflash.pipeline.supervisor import Failure, WorkerFailed
 from steptime.errors import UserError
+
+if TYPE_CHECKING:
+    from dflash.pipeline.resume import Resumption
+    from dflash.pipeline.run_folder import RunFolder
+    from dflash.pipeline.trainer import Trainer
 
 
 def register(app: typer.Typer) -> None:
@@ -36,9 +42,16 @@ def train(
             "--sync-guard", metavar="allow|log|disallow", help="What happens at a host sync in a worker."
         ),
     ] = "allow",
+    spare: Annotated[
+        Path | None,
+        typer.Option("--spare", help="Folder for the last checkpoint when the run folder's disk is full."),
+    ] = None,
 ) -> int:
     """Train a drafter. Ctrl-C finishes the step, writes a checkpoint and ends; the same command goes on from
-    there."""
+    there, also with more steps.
+
+    Exit codes: 0 done, 1 a worker failed, 2 a mistake in the command or its files, 75 a worker hung (try
+    again), 128 + the signal when stopped by one."""
     loaded = load_config(config, settings or ())
     if sync_guard not in ("allow", "log", "disallow"):
         raise UserError(f"--sync-guard {sync_guard}: must be allow, log or disallow")
@@ -48,36 +61,50 @@ def train(
         print_plan(loaded)
         return 0
     run_dir = out or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return _run(loaded, run_dir, sync_guard)
+    return _run(loaded, run_dir, sync_guard, spare)
 
 
-def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
+def _run(config: Config, run_dir: Path, sync_guard: str, spare: Path | None) -> int:
+    from dflash.pipeline import resume
+    from dflash.pipeline.run_folder import hold
+
+    with hold(run_dir) as folder:
+        if folder.leftovers:
+            sys.stderr.write(f"dflash: {run_dir}: removed half-written {', '.join(folder.leftovers)}\n")
+        begin = resume.find(run_dir, config)
+        if begin.steps_done >= begin.config.train.steps:
+            sys.stderr.write(f"dflash: {run_dir} is finished: {begin.steps_done} steps done\n")
+            return 0
+        sys.stderr.writelines(f"dflash: {note}\n" for note in begin.notes)
+        return _train(folder, begin, sync_guard, spare)
+
+
+def _train(folder: RunFolder, begin: Resumption, sync_guard: str, spare: Path | None) -> int:
     from dflash.data.prepare import list_skipped
     from dflash.observe.observer import Observer
     from dflash.observe.roles import RoleMap
     from dflash.observe.syncs import NO_SCOPES, Scopes
     from dflash.observe.syncs.guard import GuardScopes
-    from dflash.pipeline import summary
+    from dflash.pipeline import resume
     from dflash.pipeline.build import prepare_inputs
-    from dflash.pipeline.supervisor import WorkerFailed
-    from dflash.pipeline.trainer import Trainer, resume_state
+    from dflash.pipeline.trainer import Trainer
 
+    config, run_dir = begin.config, folder.path
     inputs = prepare_inputs(config)
     config = inputs.config
     sys.stderr.write(f"{config.data.path}: {inputs.dataset.summary()}\n")
     if config.data.skip_bad:
         sys.stderr.writelines(f"{line}\n" for line in list_skipped(inputs.dataset.skipped))
-    resume = resume_state(run_dir, config)
-    if resume is not None and resume.progress.step >= config.train.steps:
-        sys.stderr.write(f"dflash: {run_dir} is finished: {resume.progress.step} steps done\n")
-        return 0
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.json").write_text(config.model_dump_json(indent=1), encoding="utf-8")
+    if begin.state is not None:
+        resume.check_same_run(begin.state, inputs, str(run_dir))
+    folder.write_config(config.model_dump_json(indent=1))
     scopes: Scopes = (
         NO_SCOPES if sync_guard == "allow" else GuardScopes("log" if sync_guard == "log" else "disallow")
     )
     observer = Observer(config.observe, run_dir, RoleMap.from_config(config))
-    trainer = Trainer(inputs, run_dir, observer, scopes=scopes, resume=resume)
+    trainer = Trainer(
+        inputs, run_dir, observer, scopes=scopes, resume=begin.state, keep_scalars=False, spare_dir=spare
+    )
     caught: list[int] = []
 
     def on_signal(number: int, frame: object) -> None:
@@ -88,14 +115,11 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
         trainer.request_stop()
 
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    failure: Failure | None = None
     try:
-        result = trainer.run()
+        trainer.run()
     except WorkerFailed as error:
-        sys.stderr.write(error.failure.text())
-        sys.stderr.write(
-            f"dflash: {error.failure.role} failed; the run is stopped, its checkpoints are in {run_dir}\n"
-        )
-        return 1
+        failure = error.failure
     finally:
         seen = observer.close()
         for number, handler in previous.items():
@@ -104,6 +128,33 @@ def _run(config: Config, run_dir: Path, sync_guard: str) -> int:
         sys.stderr.writelines(
             f"sync guard: {line}\n" for line in scopes.summary() or ["no host sync in a worker"]
         )
-    summary.write(run_dir, config, result, seen.bottleneck)
-    sys.stdout.write(summary.text(config, result, run_dir, seen.bottleneck))
-    return 128 + caught[0] if caught and not result.finished else 0
+    return _close(trainer, seen.bottleneck, failure, caught)
+
+
+def _close(trainer: Trainer, bottleneck: str, failure: Failure | None, caught: list[int]) -> int:
+    """The last words of a run, and its exit code."""
+    from dflash.pipeline import summary
+    from dflash.pipeline.checkpoint import checkpoints
+    from dflash.pipeline.reports import NonFiniteLoss
+    from dflash.pipeline.run_folder import CHECKPOINTS
+    from dflash.pipeline.watchdog import WorkerHung
+
+    config, run_dir, result = trainer.config, trainer.run_dir, trainer.result
+    error = failure.error if failure else None
+    stopped = isinstance(error, KeyboardInterrupt)
+    try:
+        told = "" if failure is None else "stopped at once" if stopped else failure.line()
+        summary.write(run_dir, config, result, bottleneck, told)
+    except OSError as problem:
+        sys.stderr.write(f"dflash: {run_dir}: the summary could not be written: {problem.strerror}\n")
+    if failure is None or stopped:
+        sys.stdout.write(summary.text(config, result, run_dir, bottleneck))
+        return 128 + caught[0] if caught and not result.finished else 0
+    if isinstance(error, WorkerHung):
+        sys.stderr.write(error.stack)
+    elif not isinstance(error, NonFiniteLoss):
+        sys.stderr.write(failure.text())
+    found = checkpoints(run_dir / CHECKPOINTS)
+    saved = f"its last checkpoint is {found[-1]}" if found else "there is no checkpoint of it"
+    sys.stderr.write(f"dflash: {failure.line()}; the run is stopped, {saved}\n")
+    return 75 if isinstance(error, WorkerHung) else 1

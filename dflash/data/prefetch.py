@@ -100,11 +100,11 @@ class BatchPrefetcher:
         self._filled = threading.Condition(self._lock)
         self._drawn = threading.Condition(self._lock)
         self._ended = self._waiting = False
-        self._thread = threading.Thread(target=self._run, name="prefetcher", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="prefetcher", daemon=True)
 
     def start(self) -> None:
         """Begin to build."""
-        self._thread.start()
+        self.thread.start()
 
     def get(self) -> Batch | None:
         """The next batch in plan order; waits for it. None once the plan's end is reached, on an error, or
@@ -121,6 +121,11 @@ class BatchPrefetcher:
     def plan_spec(self, index: int) -> BatchSpec:
         """The plan's entry at `index`, to name a batch's samples after the fact."""
         return self._plan.spec(index)
+
+    @property
+    def built(self) -> int:
+        """Place in the plan of the batch in hand."""
+        return self._next
 
     def depth_now(self) -> int:
         """Batches that wait."""
@@ -139,11 +144,11 @@ class BatchPrefetcher:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread's end; whether it has ended."""
-        if self._thread.ident is None:  # never started
+        if self.thread.ident is None:  # never started
             return True
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self.thread is not threading.current_thread():
+            self.thread.join(timeout_s)
+        return not self.thread.is_alive()
 
     def _end(self) -> None:
         self._ended = True

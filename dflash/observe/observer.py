@@ -70,6 +70,7 @@ class Observer:
         self._lock = threading.Lock()
         self._late: deque[tuple[int, dict[str, float]]] = deque(maxlen=_LATE)
         self._late_dropped = 0
+        self._late_lock = threading.Lock()
         self._failed: dict[str, str] = {}
         self._sinks = [
             SinkThread(sink) for sink in (make_sinks(config, run_dir, roles) if sinks is None else sinks)
@@ -223,10 +224,17 @@ class Observer:
             self._late_dropped += 1
         self._late.append((step, values))
 
-    def event(self, text: str) -> None:
-        """A line for the log and the sinks."""
+    def event(self, text: str, **values: Any) -> None:
+        """A line for the log and the sinks, with what a program may want of it."""
         logger.warning("%s", text)
-        self._monitor.send("event", {"text": text})
+        self._monitor.send("event", {"text": text, **values})
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until metrics.jsonl and the like hold every row sent so far; not from a worker's thread."""
+        self._before_tick(True)
+        for sink in self._sinks:
+            if sink.sink.settles:
+                sink.outbox.settle(timeout_s)
 
     def accounts(self) -> list[Account]:
         """What each collector has cost, and the shared cost of monitor and sinks; costs of a call are
@@ -272,9 +280,10 @@ class Observer:
     def _before_tick(self, everything: bool) -> None:
         # Waking every sink each second for a few rows would cost as much as all collectors.
         if everything or len(self._late) > _LATE // 2:
-            late = [self._late.popleft() for _ in range(len(self._late))]
-            if late:
-                self._monitor.send_train(late)
+            with self._late_lock:  # the monitor and `settle`; the rows keep their order
+                late = [self._late.popleft() for _ in range(len(self._late))]
+                if late:
+                    self._monitor.send_train(late)
         for recorder in self._sources.recorders:
             fault, recorder.fault = recorder.fault, None
             if fault is not None:

@@ -41,12 +41,13 @@ class Outbox:
             while len(self._rows) > self._capacity:
                 self._rows.popleft()
                 self.dropped += 1
-            self._changed.notify()
+            self._changed.notify_all()
 
     def take(self) -> list[Any] | None:
         """All rows, after waiting for at least one. None once closed and empty."""
         with self._changed:
             self._waiting = True
+            self._changed.notify_all()
             while not self._rows and not self._closed:
                 self._changed.wait()
             self._waiting = False
@@ -55,6 +56,11 @@ class Outbox:
             rows = list(self._rows)
             self._rows.clear()
             return rows
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until the sink has written all rows; whether it has."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.idle, timeout_s)
 
     def close(self) -> None:
         """No more rows will come."""

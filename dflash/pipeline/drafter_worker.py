@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -100,8 +101,11 @@ class DrafterWorker:
         hooks: the harness's; drafter 0 calls all of them but `after_step_of_others`.
         stop: when set, the step under way is the last one, for all drafters alike.
         checkpoint: called by drafter 0 with the number of steps done, at every boundary.
-        keep_consumed: remember the plan indices drawn (mixed order; in plan order the place is plain
-            arithmetic).
+        consumed: gets (step, plan index) of each batch drawn, for whoever empties it (mixed order; in plan
+            order the place is plain arithmetic).
+
+    Attributes:
+        copied: event of a checkpoint that is being copied out of the weights: they change behind it.
     """
 
     def __init__(
@@ -118,13 +122,14 @@ class DrafterWorker:
         stop: threading.Event,
         checkpoint: Callable[[int], None],
         first_step: int = 0,
-        keep_consumed: bool = False,
+        consumed: deque[tuple[int, int]] | None = None,
     ) -> None:
         self.replica, self.index, self.device = replica, replica.index, replica.device
         self.late = late
         self.step_index = first_step
         self.tokens_done = 0
-        self.consumed: list[tuple[int, int]] | None = [] if keep_consumed else None
+        self.copied: Any = None
+        self._consumed = consumed
         self._recorder, self._queue, self._exchange, self._config = recorder, queue, exchange, config
         self._arrived, self._hooks, self._stop, self._checkpoint = arrived, hooks, stop, checkpoint
         self._get = recorder.timer("drafter.queue_get")
@@ -182,19 +187,23 @@ class DrafterWorker:
         recorder = self._recorder
         recorder.step = step
         recorder.step_boundary()
-        self._arrived(self.late.poll())
         if self.index == 0:
             if self._hooks is not None and not self._hooks.after_step(step, total.tokens):
                 self._stop.set()
             self._checkpoint(self.step_index)
         elif self._hooks is not None:
             self._hooks.after_step_of_others(step)
+        # Behind the checkpoint, which waits for the scalars of this step.
+        self._arrived(self.late.poll())
         return not total.stop
 
     def _optimizer_step(self, weight: float, stats: torch.Tensor, plan_indices: tuple[int, ...]) -> None:
         timer = self._optimize
         if timer.on:
             timer.start()
+        if self.copied is not None:
+            self.copied.wait()
+            self.copied = None
         scale = self.replica.nominal_weight / weight if weight > 0.0 else 0.0
         norm = self.replica.optimizer.step(learning_rate(self.step_index, self._config), scale)
         if timer.on:
@@ -214,8 +223,8 @@ class DrafterWorker:
             recorder.wait_in_ns += time.perf_counter_ns() - wanted_ns
         if timer.on:
             timer.stop()
-        if self.consumed is not None and item is not None:
-            self.consumed.append((self.step_index, item.batch.spec.index))
+        if self._consumed is not None and item is not None:
+            self._consumed.append((self.step_index, item.batch.spec.index))
         return item
 
     def _micro_step(self, item: HiddenBatch) -> torch.Tensor:

@@ -1,83 +1,113 @@
-"""What a finished run says of itself: a few lines, a JSON, a plot of the curve."""
+"""What a run says of itself when it ends: a few lines, a JSON, a plot of the curve. All of them tell of the
+whole run, over all its legs."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from dflash.config import Config
-from dflash.pipeline.scalars_log import StepScalars
-from dflash.pipeline.trainer import TrainResult
+from dflash.pipeline.history import SLOTS, History, Point, mean
 
-START = 10
-"""Steps averaged at the start of a run: few, since the loss falls fastest there."""
+if TYPE_CHECKING:
+    from dflash.pipeline.trainer import TrainResult
+
+_ENOUGH = 20
+"""Steps before which nobody can say that nothing was learnt."""
+_SAME = 0.01
+"""A loss that changed by less than this share did not change."""
 
 
-def window(scalars: list[StepScalars]) -> int:
-    """Steps averaged at the end of a run."""
-    return max(1, min(100, len(scalars) // 10))
-
-
-def as_dict(config: Config, result: TrainResult, bottleneck: str = "") -> dict[str, object]:
-    """The figures of a run. Loss and accuracies: means over the first `START` and the last `window` steps."""
-    rows, span = result.scalars, window(result.scalars)
+def as_dict(
+    config: Config, result: TrainResult, bottleneck: str = "", failure: str = ""
+) -> dict[str, object]:
+    """The figures of a run. Loss and accuracies: means over its first and its last steps."""
+    history = result.history
+    running_s = history.seconds - history.stalled_seconds
     figures: dict[str, object] = {
         "name": config.name,
         "config_digest": config.digest(),
         "finished": result.finished,
-        "steps": len(rows),
-        "seconds": round(result.seconds, 3),
-        "tokens": result.tokens,
-        "tokens_per_second": round(result.tokens / result.seconds, 1) if result.seconds else None,
-        "supervised_slots_per_second": round(sum(r.supervised_slots for r in rows) / result.seconds, 1)
-        if result.seconds
-        else None,
+        "failure": failure or None,
+        "steps": history.steps,
+        "legs": history.legs,
+        "seconds": round(history.seconds, 3),
+        "stalled_seconds": round(history.stalled_seconds, 3),
+        "tokens": history.tokens,
+        "tokens_per_second": round(history.tokens / running_s, 1) if running_s else None,
+        "supervised_slots_per_second": round(history.supervised_slots / running_s, 1) if running_s else None,
         "bottleneck": bottleneck,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
+        "best_heldout_loss": history.best_heldout,
     }
-    for name, part in (("first", rows[:START]), ("last", rows[-span:])):
+    for name, part in (("first", history.first), ("last", history.window())):
         if part:
+            point = mean(part)
             figures[name] = {
-                "loss": fmean(r.loss for r in part),
-                "accept_length": fmean(r.accept_length for r in part),
-                "slot_1_accuracy": fmean(r.slot_accuracy[0] for r in part),
+                "loss": _plain(point.loss),
+                "accept_length": _plain(point.accept_length),
+                "slot_1_accuracy": _plain(point.slots[0]),
                 "steps": len(part),
             }
     return figures
 
 
-def write(run_dir: Path, config: Config, result: TrainResult, bottleneck: str = "") -> None:
+def write(
+    run_dir: Path, config: Config, result: TrainResult, bottleneck: str = "", failure: str = ""
+) -> None:
     """`summary.json`, and `curve.png` where matplotlib is installed."""
-    (run_dir / "summary.json").write_text(
-        json.dumps(as_dict(config, result, bottleneck), indent=1), encoding="utf-8"
-    )
-    if len(result.scalars) > 1:
-        _plot(run_dir / "curve.png", config, result.scalars)
+    figures = as_dict(config, result, bottleneck, failure)
+    (run_dir / "summary.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    if len(result.history.curve) > 1:
+        _plot(run_dir / "curve.png", config, result.history)
 
 
 def text(config: Config, result: TrainResult, run_dir: Path, bottleneck: str = "") -> str:
     """The closing lines on the terminal."""
-    rows, span = result.scalars, window(result.scalars)
-    if not rows:
+    history = result.history
+    if not history.steps:
         return f"{config.name}: no step was done\n"
-    first, last = rows[:START], rows[-span:]
+    start, end = history.first, history.window()
+    first, last = mean(start), mean(end)
     state = "finished" if result.finished else "stopped"
+    running_s = max(history.seconds - history.stalled_seconds, 1e-9)
+    over = f" in {history.legs} legs" if history.legs > 1 else ""
+    stalled = f" (stood still for {history.stalled_seconds:.0f} s)" if history.stalled_seconds >= 1.0 else ""
     lines = [
-        f"{config.name}: {state} after {len(rows)} steps, {result.seconds:.1f} s, "
-        f"{result.tokens / max(result.seconds, 1e-9):,.0f} tok/s",
-        f"  loss             {fmean(r.loss for r in first):8.3f} -> {fmean(r.loss for r in last):.3f}",
-        f"  slot-1 accuracy  {fmean(r.slot_accuracy[0] for r in first):8.3f} -> "
-        f"{fmean(r.slot_accuracy[0] for r in last):.3f}",
-        f"  accept length    {fmean(r.accept_length for r in first):8.3f} -> "
-        f"{fmean(r.accept_length for r in last):.3f}",
+        f"{config.name}: {state} after {history.steps} steps{over}, {history.seconds:.1f} s{stalled}, "
+        f"{history.tokens / running_s:,.0f} tok/s",
+        f"  loss             {first.loss:8.3f} -> {last.loss:.3f}",
+        f"  slot-1 accuracy  {first.slots[0]:8.3f} -> {last.slots[0]:.3f}",
+        f"  accept length    {first.accept_length:8.3f} -> {last.accept_length:.3f}",
         *([f"  {bottleneck}"] if bottleneck else []),
-        f"  means of the first {len(first)} and the last {span} steps; run folder {run_dir}",
+        *([f"  {warning}"] if (warning := nothing_learnt(history, config.train.lr)) else []),
+        f"  means of the first {len(start)} and the last {len(end)} steps; run folder {run_dir}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _plot(path: Path, config: Config, rows: list[StepScalars]) -> None:
+def nothing_learnt(history: History, lr: float) -> str:
+    """One line for a run whose loss did not fall; empty when it did, or it was too short to tell."""
+    if history.steps < _ENOUGH or not lr:
+        return ""
+    before, after = mean(history.first[:1]).loss, mean(history.window())
+    if not after.loss > before * (1.0 - _SAME):
+        return ""
+    no_gradient = " and there is no gradient left" if after.grad_norm < 1e-6 else ""
+    return (
+        f"nothing was learnt: the loss began at {before:.3f} and ends at {after.loss:.3f}{no_gradient}; "
+        f"train.lr = {lr:g} may be too high"
+    )
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _plot(path: Path, config: Config, history: History) -> None:
     try:
         import matplotlib
     except ImportError:
@@ -85,20 +115,18 @@ def _plot(path: Path, config: Config, rows: list[StepScalars]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    points: list[Point] = history.curve
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
-    steps = [row.step for row in rows]
-    span = max(1, len(rows) // 60)
-    left.plot(steps, [row.loss for row in rows], color="#9ecae1", linewidth=0.7)
-    left.plot(steps, _smooth([row.loss for row in rows], span), color="#08519c", linewidth=1.6)
+    steps = [point.step for point in points]
+    span = max(1, len(points) // 60)
+    left.plot(steps, [point.loss for point in points], color="#9ecae1", linewidth=0.7)
+    left.plot(steps, _smooth([point.loss for point in points], span), color="#08519c", linewidth=1.6)
     left.set(title="loss", xlabel="step")
-    for slot, colour in zip((1, 2, 4, 8), ("#00441b", "#238b45", "#74c476", "#c7e9c0"), strict=True):
-        if slot <= len(rows[0].slot_accuracy):
-            right.plot(
-                steps,
-                _smooth([row.slot_accuracy[slot - 1] for row in rows], span),
-                color=colour,
-                label=f"slot {slot}",
-            )
+    colours = ("#00441b", "#238b45", "#74c476", "#c7e9c0")
+    for at, (slot, colour) in enumerate(zip(SLOTS, colours, strict=True)):
+        if at < len(points[0].slots):
+            values = _smooth([point.slots[at] for point in points], span)
+            right.plot(steps, values, color=colour, label=f"slot {slot}")
     right.set(title="share guessed right", xlabel="step")
     right.legend(frameon=False)
     for axis in (left, right):
@@ -109,10 +137,5 @@ def _plot(path: Path, config: Config, rows: list[StepScalars]) -> None:
 
 
 def _smooth(values: list[float], span: int) -> list[float]:
-    smoothed, window_values = [], []  # type: ignore[var-annotated]
-    for value in values:
-        window_values.append(value)
-        if len(window_values) > span:
-            window_values.pop(0)
-        smoothed.append(fmean(window_values))
-    return smoothed
+    """Means over the last `span` values at each place."""
+    return [fmean(values[max(0, at + 1 - span) : at + 1]) for at in range(len(values))]

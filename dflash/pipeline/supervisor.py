@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,11 @@ class Failure:
     role: str
     error: BaseException
 
+    def line(self) -> str:
+        """Who and what, in one line."""
+        what = str(self.error).partition("\n")[0]
+        return f"{self.role} failed: {type(self.error).__name__}: {what}"
+
     def text(self) -> str:
         """The worker's own traceback."""
         return "".join(traceback.format_exception(self.error))
@@ -26,7 +30,7 @@ class WorkerFailed(RuntimeError):
     """A worker raised; the cause is its exception."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.role} failed: {type(failure.error).__name__}: {failure.error}")
+        super().__init__(failure.line())
         self.failure = failure
 
 
@@ -74,12 +78,16 @@ class Supervisor:
         """Whether a worker whose role starts with `prefix` still runs."""
         return any(thread.name.startswith(prefix) and thread.is_alive() for thread in self._threads)
 
-    def join(self, timeout_s: float) -> list[str]:
-        """Wait for every worker, `timeout_s` in all; the names of those still running, each with its stack on
-        stderr."""
-        deadline = time.monotonic() + timeout_s
+    def threads(self) -> dict[str, threading.Thread]:
+        """The workers' threads by role."""
+        return {thread.name: thread for thread in self._threads}
+
+    def join(self, timeout_s: float, but: str = "") -> list[str]:
+        """Wait for every worker, each for `timeout_s` of its own; the names of those still running, each with
+        its stack on stderr. Nobody waits for `but`."""
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.name != but:
+                thread.join(timeout_s)
         left = [thread for thread in self._threads if thread.is_alive()]
         frames = sys._current_frames()
         for thread in left:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import threading
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from dflash.config import Config
 from dflash.data.batch import Batch, BatchSpec
 from dflash.data.collate import Collator
 from dflash.data.plan import EpochPlan, Plan
@@ -23,20 +21,21 @@ from dflash.pipeline.build import Inputs, build_replica, load_targets, threads_p
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica, StepHooks
 from dflash.pipeline.exchange import GradientExchange
 from dflash.pipeline.hidden_queue import SharedHiddenStateQueue
+from dflash.pipeline.history import History
+from dflash.pipeline.last_save import states_are_finite, whole_drafter
+from dflash.pipeline.progress import Progress, RemainingPlan
+from dflash.pipeline.reports import NonFiniteLoss, Reports
+from dflash.pipeline.saver import BUFFERS
+from dflash.pipeline.saving import Saving
 from dflash.pipeline.scalars import LateScalars
 from dflash.pipeline.scalars_log import ScalarsLog, StepScalars
-from dflash.pipeline.schedule import learning_rate
 from dflash.pipeline.supervisor import Supervisor
 from dflash.pipeline.target_worker import TargetWorker
 from dflash.pipeline.warmup import warm_up
-from steptime.errors import UserError
+from dflash.pipeline.watchdog import Watchdog, Watched, WorkerHung
 
-_JOIN_S = 5.0
+_JOIN_S = 30.0
 _POLL_S = 0.1
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss of a step was NaN or infinite; found late, from the ring, without a sync."""
 
 
 @dataclass
@@ -44,13 +43,15 @@ class TrainResult:
     """What a run leaves in memory.
 
     Attributes:
-        scalars: one entry per optimizer step, in order.
+        scalars: one entry per optimizer step, in order; empty when the trainer was not to keep them.
+        history: of the whole run, over all its legs.
         seconds: wall time of the workers, from first start to last end.
         tokens: real context tokens trained on.
         finished: all configured steps were done (not stopped before).
     """
 
     scalars: list[StepScalars] = field(default_factory=list)
+    history: History = field(default_factory=History)
     seconds: float = 0.0
     tokens: int = 0
     finished: bool = False
@@ -67,7 +68,12 @@ class Trainer:
         scopes: entered by each worker thread around its loop (sync guard or counter).
         plan: which batches in which order; default: epochs over the data set.
         hooks: called in the drafters' steps, see `StepHooks`.
-        resume: a checkpoint to go on from.
+        resume: a checkpoint to go on from; its settings are those of `inputs.config`, see `resume`.
+        keep_scalars: also keep every step's row in memory.
+        spare_dir: where the last checkpoint goes when the run folder's disk is full.
+
+    Raises:
+        UserError: the checkpoint belongs to another drafter.
     """
 
     def __init__(
@@ -81,12 +87,15 @@ class Trainer:
         hooks: StepHooks | None = None,
         resume: checkpoint.State | None = None,
         save_checkpoints: bool = True,
+        keep_scalars: bool = True,
+        spare_dir: Path | None = None,
     ) -> None:
         self.inputs, self.config, self.run_dir, self.observer = inputs, inputs.config, run_dir, observer
         self.supervisor = Supervisor()
         self.result = TrainResult()
         self._scopes, self._hooks, self._save_checkpoints = scopes, hooks, save_checkpoints
-        self._base = resume.progress if resume else checkpoint.Progress()
+        self._keep_scalars, self._spare_dir = keep_scalars, spare_dir
+        self._base = resume.progress if resume else Progress()
         self._stop = threading.Event()
         self._build(plan, resume)
 
@@ -104,7 +113,7 @@ class Trainer:
         batches = (config.train.steps - self._base.step) * config.train.accumulation * drafters
         observer = self.observer
         self.prefetcher = BatchPrefetcher(
-            checkpoint.RemainingPlan(plan, self._base),
+            RemainingPlan(plan, self._base),
             self._collated,
             config.data.prefetch,
             stop_index=batches,
@@ -124,6 +133,10 @@ class Trainer:
         self.exchange = GradientExchange(drafters)
         self.scalars = ScalarsLog(drafters, config.drafter.block_size)
         target_devices, targets = load_targets(config)
+        self._targets = targets
+        self._target_recorders = [
+            observer.recorder("target", index, device) for index, device in enumerate(target_devices)
+        ]
         self.replicas = [build_replica(inputs, targets[0], index) for index in range(drafters)]
         if resume is not None:
             self._restore(resume)
@@ -133,7 +146,7 @@ class Trainer:
                 index,
                 target,
                 device,
-                observer.recorder("target", index, device),
+                self._target_recorders[index],
                 self.prefetcher,
                 self.queue,
                 buffers=share + 1 + drafters,
@@ -144,14 +157,37 @@ class Trainer:
             )
             for index, (target, device) in enumerate(zip(targets, target_devices, strict=True))
         ]
+        self.reports = Reports(
+            self.scalars,
+            observer,
+            config.train,
+            resume,
+            sample_ids=self.sample_ids,
+            saw=lambda step: None if self.saving is None else self.saving.saw(step),
+            keep=self.result.scalars if self._keep_scalars else None,
+        )
+        self.result.history = self.reports.history
+        self.saving: Saving | None = self._make_saving() if self._save_checkpoints else None
         self.drafter_workers = [self._drafter_worker(replica) for replica in self.replicas]
         warm_up(self.target_workers, self.replicas, inputs)
         observer.attach(queue=self.queue, prefetcher=self.prefetcher)
         observer.watch(self._scopes)
         self.supervisor.on_stop(self._wake_all)
 
+    def _make_saving(self) -> Saving:
+        return Saving(
+            self.inputs,
+            self.run_dir,
+            self.observer,
+            self.replicas,
+            self._base,
+            history_at=self.reports.history_at,
+            on_error=partial(self.supervisor.fail, "checkpoint writer"),
+            spare=self._spare_dir,
+        )
+
     def _drafter_worker(self, replica: Replica) -> DrafterWorker:
-        index, config = replica.index, self.config
+        index, config, saving = replica.index, self.config, self.saving
         width = self.scalars.width
         return DrafterWorker(
             replica,
@@ -163,10 +199,14 @@ class Trainer:
             arrived=lambda entries: self.scalars.arrived(index, entries),
             hooks=self._hooks,
             stop=self._stop,
-            checkpoint=self._checkpoint,
+            checkpoint=self._boundary,
             first_step=self._base.step,
-            keep_consumed=not config.queue.ordered,
+            consumed=saving.logs[index] if saving is not None and saving.logs is not None else None,
         )
+
+    def _boundary(self, steps_done: int) -> None:
+        if self.saving is not None:
+            self.saving.boundary(self.drafter_workers[0])
 
     def _collated(self, spec: BatchSpec) -> Batch:
         with self._scopes.enter("prefetcher"):
@@ -174,6 +214,12 @@ class Trainer:
             return self._collator(spec)
 
     def _restore(self, state: checkpoint.State) -> None:
+        flat = self.replicas[0].flat
+        places = {name: shape for name, (_, shape) in flat.places.items()}
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{key}/{name}": tuple(shape) for key in BUFFERS for name, shape in places.items()
+        }
+        checkpoint.check_fits(state, {"steps": (), **shapes})
         for replica in self.replicas:
             replica.optimizer.load_state_dict(checkpoint.unflatten(state.tensors))
 
@@ -194,34 +240,89 @@ class Trainer:
         """Train to the end.
 
         Raises:
-            WorkerFailed: a worker raised; every thread has been joined and the last checkpoint is whole.
+            WorkerFailed: a worker raised or hung, or the user stopped at once; every other thread has been
+                joined, and the state of the last whole step is saved where it could be.
         """
-        started = time.perf_counter()
+        self.reports.start()
         self.observer.start()
+        if self._base.step:
+            self.observer.event(f"resumed from step {self._base.step}", resumed_from=self._base.step)
+        watchdog = self._make_watchdog()
         try:
             self._start_workers()
+            if self.config.train.hang_s:
+                watchdog.start()
             while self.supervisor.running("drafter") and not self.supervisor.stopping.wait(_POLL_S):
-                self._report()
+                self.reports.note_stall()
+                self.reports.take()
         except BaseException as error:
             self.supervisor.fail("main", error)
         finally:
+            watchdog.stop()
             # When all is well the drafters have ended by themselves; whoever is left is waiting for them.
             self.supervisor.stop()
-            left = self.supervisor.join(_JOIN_S)
+            hung = self.supervisor.failure.error if self.supervisor.failure else None
+            left = self.supervisor.join(_JOIN_S, but=hung.role if isinstance(hung, WorkerHung) else "")
             self.prefetcher.join(_JOIN_S)
-            self.result.seconds = time.perf_counter() - started
-            self._collect_late()
-        if self.supervisor.failure is None and left:
-            self.supervisor.fail("main", RuntimeError(f"workers did not stop: {', '.join(left)}"))
+            self._end(left)
         self.supervisor.raise_failure()
-        self.result.tokens = self.drafter_workers[0].tokens_done
-        self.result.finished = self.drafter_workers[0].step_index >= self.config.train.steps
-        if self._save_checkpoints and self.drafter_workers[0].step_index > self._base.step:
-            self.save(self.drafter_workers[0].step_index)
         return self.result
+
+    def _end(self, left: list[str]) -> None:
+        """The workers have ended, but for those `left`: count, save what can be saved."""
+        result, supervisor = self.result, self.supervisor
+        self._collect_late()
+        if supervisor.failure is None and left:
+            supervisor.fail("main", RuntimeError(f"workers did not stop: {', '.join(left)}"))
+        failure = supervisor.failure
+        worker = whole_drafter(self.drafter_workers, left, failure)
+        result.tokens = (worker or self.drafter_workers[0]).tokens_done
+        result.seconds = self.reports.end(result.tokens)
+        result.finished = failure is None and self.drafter_workers[0].step_index >= self.config.train.steps
+        error = failure.error if failure is not None else None
+        if self.saving is not None:
+            bad = isinstance(error, NonFiniteLoss)
+            result.checkpoint = self.saving.abandon() if bad else self.saving.end(worker, self._stop)
+        if isinstance(error, NonFiniteLoss):
+            self._blame(error)
+
+    def _collect_late(self) -> None:
+        failure = self.supervisor.failure
+        if failure is not None and isinstance(failure.error, NonFiniteLoss):
+            return  # what came behind it is of no use
+        try:
+            self.reports.take()
+        except NonFiniteLoss as error:
+            self.supervisor.fail("main", error)
+
+    def _blame(self, error: NonFiniteLoss) -> None:
+        """Say where a NaN began, now that nobody is in a hurry."""
+        batches = [self._collator(self.prefetcher.plan_spec(index)) for index in error.plan_indices]
+        finite = states_are_finite(self._targets[0], self.target_workers[0].device, batches)
+        if finite is not None:
+            what = "are finite: it began behind the target" if finite else "are not finite: it begins there"
+            error.args = (f"{error}; the target's hidden states of these batches {what}",)
+
+    def _make_watchdog(self) -> Watchdog:
+        """Whom to look at, and what moves when they do."""
+        prefetcher, counters = self.prefetcher, self.queue.counters
+
+        def watched() -> list[Watched]:
+            threads = self.supervisor.threads()
+            found = [Watched("prefetcher", prefetcher.thread, "batch", prefetcher.built)]
+            for recorder in self._target_recorders:
+                found.append(Watched(recorder.label, threads[recorder.label], "batch", recorder.step))
+            for drafter in self.drafter_workers:
+                role = f"drafter/{drafter.index}"
+                found.append(Watched(role, threads[role], "step", drafter.step_index, counters.get_count))
+            return found
+
+        return Watchdog(self.config.train.hang_s, watched, lambda hung: self.supervisor.fail(hung.role, hung))
 
     def _start_workers(self) -> None:
         self.prefetcher.start()
+        if self.saving is not None:
+            self.saving.start()
         workers: list[TargetWorker | DrafterWorker] = [*self.target_workers, *self.drafter_workers]
         for worker in workers:
             role = f"{'target' if isinstance(worker, TargetWorker) else 'drafter'}/{worker.index}"
@@ -229,20 +330,19 @@ class Trainer:
 
     def _live(self, role: str, worker: TargetWorker | DrafterWorker) -> None:
         with worker.device.active(), self._scopes.enter(role, worker.device):
-            worker.run()
-            if isinstance(worker, DrafterWorker):
-                with allowed_sync("end of the run: the last scalars"):
-                    self.scalars.arrived(worker.index, worker.late.drain_blocking())
+            try:
+                worker.run()
+            except BaseException:
+                # What its steps reported is still wanted; after a fault of the device there is none.
+                with contextlib.suppress(Exception):
+                    self._drain(worker)
+                raise
+            self._drain(worker)
 
-    def _report(self) -> None:
-        for row in self.scalars.take():
-            self.result.scalars.append(row)
-            if not math.isfinite(row.loss):
-                ids = [self.sample_ids(index) for index in row.plan_indices]
-                raise NonFiniteLoss(
-                    f"step {row.step}: loss is {row.loss}; batches {list(row.plan_indices)}, samples {ids}"
-                )
-            self.observer.late(row.step, row.metrics(learning_rate(row.step, self.config.train)))
+    def _drain(self, worker: TargetWorker | DrafterWorker) -> None:
+        if isinstance(worker, DrafterWorker):
+            with allowed_sync("end of the run: the last scalars"):
+                self.scalars.arrived(worker.index, worker.late.drain_blocking())
 
     def stands_full(self) -> bool:
         """Every target worker and the prefetcher have done all they can, and wait for the drafters. For the
@@ -253,62 +353,3 @@ class Trainer:
     def sample_ids(self, plan_index: int) -> tuple[int, ...]:
         """Rows of the data set in a batch of the plan."""
         return self.prefetcher.plan_spec(plan_index).sample_ids
-
-    def _collect_late(self) -> None:
-        try:
-            self._report()
-        except NonFiniteLoss as error:
-            if self.supervisor.failure is None:
-                self.supervisor.fail("main", error)
-
-    # -- checkpoints -----------------------------------------------------------------------------------------
-
-    def _checkpoint(self, steps_done: int) -> None:
-        every = self.config.train.checkpoint_every
-        if (
-            self._save_checkpoints
-            and every > 0
-            and steps_done % every == 0
-            and steps_done < self.config.train.steps
-        ):
-            with allowed_sync("checkpoint"):
-                self.save(steps_done)
-
-    def save(self, steps_done: int) -> Path:
-        """Write a checkpoint of the first `steps_done` steps; in drafter 0's thread, or when the workers have
-        ended."""
-        if self.config.queue.ordered:
-            per_step = self.config.train.accumulation * len(self.replicas)
-            progress = checkpoint.Progress(steps_done, steps_done * per_step)
-        else:
-            logs = [worker.consumed or [] for worker in self.drafter_workers]
-            consumed = {index for log in logs for step, index in tuple(log) if step < steps_done}
-            progress = checkpoint.progress_after(steps_done, self._base, consumed)
-        state = checkpoint.State(
-            progress,
-            checkpoint.flatten(self.replicas[0].optimizer.state_dict()),
-            asdict(self.inputs.shape),
-            self.config.digest(),
-        )
-        self.result.checkpoint = checkpoint.save(
-            self.run_dir / "checkpoints", state, self.config.train.keep_checkpoints
-        )
-        return self.result.checkpoint
-
-
-def resume_state(run_dir: Path, config: Config) -> checkpoint.State | None:
-    """The newest checkpoint of a run folder; None when it has none.
-
-    Raises:
-        UserError: the checkpoint belongs to other settings.
-    """
-    found = checkpoint.checkpoints(run_dir / "checkpoints")
-    if not found:
-        return None
-    state = checkpoint.load(found[-1])
-    if state.config_digest != config.digest():
-        raise UserError(
-            f"{found[-1]}: written with other settings (digest {state.config_digest}, now "
-            f"{config.digest()}); use another --out"
-        )
-    return state

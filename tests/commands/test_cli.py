@@ -12,6 +12,7 @@ import pytest
 
 from dflash.cli import run
 from dflash.data.tokenizer import train_tokenizer
+from dflash.pipeline.checkpoint import checkpoints
 from tests.pipeline.run import SMALL, write_ids
 from tests.waiting import HANG_S, wait_until
 
@@ -195,6 +196,6 @@ def test_sigterm_finishes_the_step_writes_a_checkpoint_and_the_run_resumes(tmp_p
     assert process.returncode == 128 + signal.SIGTERM, error
     assert "stopping after this step" in error
     assert "stopped after" in out
-    saved = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    saved = checkpoints(tmp_path / "run" / "checkpoints")
     assert len(saved) == 1
     assert json.loads((saved[0] / "state.json").read_text())["progress"]["step"] > 0

@@ -22,6 +22,7 @@ from dflash.pipeline.trained import load_trained
 from dflash.release.released import build_drafter, load_released
 from steptime.errors import UserError
 from tests.decode import parts
+from tests.pipeline.parts import reseal
 
 pytestmark = pytest.mark.slow  # one of them trains it for all
 
@@ -220,6 +221,7 @@ def test_a_checkpoint_with_a_tensor_missing_is_refused_by_name(run, tmp_path):
     tensors = load_file(path)
     del tensors["master/layers.1.mlp.down_proj.weight"]
     save_file(tensors, path)
+    reseal(path.parent)
     with pytest.raises(UserError, match=r"tensor 'layers.1.mlp.down_proj.weight' is missing"):
         export(tmp_path / "run", tmp_path / "out", "zlab", False, None, None)
 

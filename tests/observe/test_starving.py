@@ -102,7 +102,7 @@ class Slowness:
         return not self.trainer.supervisor.running("target")
 
     def prefetcher_rests(self) -> bool:
-        return self.prefetcher.stands_full() or not self.prefetcher._thread.is_alive()
+        return self.prefetcher.stands_full() or not self.prefetcher.thread.is_alive()
 
 
 def rows_of(trainer: Trainer) -> list[dict[str, Any]]:

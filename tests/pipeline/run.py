@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from dflash.config import Config, load_config
 from dflash.observe.observer import Observer
 from dflash.observe.roles import RoleMap
 from dflash.pipeline.build import Inputs, prepare_inputs
-from dflash.pipeline.trainer import Trainer, resume_state
+from dflash.pipeline.resume import check_same_run, find
+from dflash.pipeline.trainer import Trainer
+from tests.waiting import wait_until
 
 SMALL = (
     "data.max_length=64",
@@ -69,9 +72,41 @@ def small_trainer(
     """A trainer over `small_config`; its run folder is `folder / name`, and a checkpoint there is resumed."""
     config = inputs.config if inputs else small_config(folder, *settings)
     run_dir = folder / name
+    if "resume" not in arguments:
+        begin = find(run_dir, config)
+        config, arguments["resume"] = begin.config, begin.state
+    inputs = dataclasses.replace(inputs, config=config) if inputs else prepare_inputs(config)
+    if arguments["resume"] is not None:
+        check_same_run(arguments["resume"], inputs, str(run_dir))
     observer = Observer(config.observe, run_dir, RoleMap.from_config(config))
-    arguments.setdefault("resume", resume_state(run_dir, config))
-    return Trainer(inputs or prepare_inputs(config), run_dir, observer, **arguments)
+    return Trainer(inputs, run_dir, observer, **arguments)
+
+
+class Settled:
+    """Hooks that let every checkpoint be written before the next one is due, so that none is put off."""
+
+    trainer: Trainer
+
+    def after_backward(self, loss, step):
+        pass
+
+    def after_step(self, step, tokens):
+        every = self.trainer.config.train.checkpoint_every
+        if (step + 1) % every == 0 and not self.trainer.supervisor.stopping.is_set():
+            wait_until(lambda: self.trainer.saving.saver.idle or self.trainer.supervisor.stopping.is_set())
+        return True
+
+    def after_step_of_others(self, step):
+        pass
+
+
+def settled_trainer(folder: Path, *settings: str, **arguments) -> Trainer:
+    """A `small_trainer` whose checkpoints come at every `train.checkpoint_every` exactly; that is 2 or more,
+    since one is written when the step after it has reported."""
+    hooks = Settled()
+    trainer = small_trainer(folder, *settings, hooks=hooks, **arguments)
+    hooks.trainer = trainer
+    return trainer
 
 
 def losses(trainer: Trainer) -> list[float]:

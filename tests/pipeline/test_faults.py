@@ -96,9 +96,9 @@ def test_a_worker_that_ignores_the_stop_is_named_with_its_stack(tmp_path, capsys
     trainer.supervisor.spawn("stubborn", release.wait)
     join = trainer.supervisor.join
 
-    def join_when_the_others_have_ended(timeout_s: float) -> list[str]:
+    def join_when_the_others_have_ended(timeout_s: float, but: str = "") -> list[str]:
         wait_until(lambda: not any(trainer.supervisor.running(role) for role in ("target", "drafter")))
-        return join(timeout_s)
+        return join(timeout_s, but)
 
     monkeypatch.setattr(trainer.supervisor, "join", join_when_the_others_have_ended)
     try:

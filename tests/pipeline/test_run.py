@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dflash.pipeline import checkpoint
+from dflash.pipeline.progress import Progress
 from dflash.pipeline.supervisor import WorkerFailed
-from tests.pipeline.run import losses, small_trainer
+from tests.pipeline.run import losses, settled_trainer, small_trainer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,7 +61,7 @@ def test_mixed_order_trains_on_every_batch_once(tmp_path):
     trainer.observer.close()
     seen = sorted(index for row in result.scalars for index in row.plan_indices)
     assert seen == list(range(12))
-    assert checkpoint.load(result.checkpoint).progress == checkpoint.Progress(6, 12)
+    assert checkpoint.load(result.checkpoint).progress == Progress(6, 12)
 
 
 @pytest.mark.slow
@@ -90,7 +91,7 @@ def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path, drafters):
 @pytest.mark.slow
 def test_a_checkpoint_in_the_middle_is_the_state_at_its_step(tmp_path):
     whole = losses(
-        small_trainer(tmp_path, "train.checkpoint_every=2", "train.keep_checkpoints=9", name="whole")
+        settled_trainer(tmp_path, "train.checkpoint_every=2", "train.keep_checkpoints=9", name="whole")
     )
     paths = checkpoint.checkpoints(tmp_path / "whole" / "checkpoints")
     assert [path.name[-1] for path in paths] == ["2", "4", "6"]

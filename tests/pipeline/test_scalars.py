@@ -108,7 +108,9 @@ def test_a_loss_that_is_not_finite_stops_the_trainer_and_is_named_with_its_batch
         json.loads(line)
         for line in (trainer.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert [row["step"] for row in rows if row["kind"] == "train"] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [0, 1, 2, 3, 4, 5]
+    assert [row["values"]["train/loss"] for row in rows if row["kind"] == "train"][-1] in ("NaN", "Infinity")
+    assert [row["values"]["failed_step"] for row in rows if row["kind"] == "event"] == [5]
 
 
 @pytest.mark.gpu

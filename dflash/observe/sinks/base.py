@@ -63,6 +63,7 @@ class Sink:
         off: the value of that key for off.
         kinds: which rows it wants.
         close_timeout_s: how long the end of a run waits for it.
+        settles: a checkpoint waits until it holds the rows of its steps; for files, never for servers.
         retries: a failed write loses its rows and the next is tried; else the first failure is the last.
     """
 
@@ -70,6 +71,7 @@ class Sink:
     kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "event", "summary"})
     close_timeout_s: float = 10.0
     retries: ClassVar[bool] = False
+    settles: ClassVar[bool] = False
     switch: ClassVar[str] = ""
     off: ClassVar[Any] = "off"
 

@@ -28,6 +28,7 @@ class JsonlSink(Sink):
 
     name: ClassVar[str] = "jsonl"
     retries: ClassVar[bool] = True
+    settles: ClassVar[bool] = True
 
     def __init__(self, run: Surroundings, fsync_s: float = 60.0) -> None:
         self.path = run.run_dir / FILE_NAME

@@ -1,0 +1,206 @@
+"""Checkpoints while training goes on: copied to host memory behind a step, without a sync, and written by a
+thread."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash.device import Device
+from dflash.models.optimizer import FlatAdamW, FlatParameters
+from dflash.pipeline import checkpoint
+from dflash.pipeline.checkpoint import NotWritten, State
+from dflash.pipeline.progress import Progress
+
+_POLL_S = 0.01
+_COPY_POLLS = 6000
+_PIECE = 1 << 24
+BUFFERS = ("master", "exp_avg", "exp_avg_sq")
+
+
+def named_state(flat: FlatParameters, buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The optimizer's flat buffers as tensors by name, so that a checkpoint does not depend on the layout.
+
+    Args:
+        buffers: each of `BUFFERS`, `[n]`, and `steps`, a scalar; in host memory.
+    """
+    named = {"steps": buffers["steps"]}
+    for key in BUFFERS:
+        named |= {f"{key}/{name}": tensor for name, tensor in flat.named(buffers[key])}
+    return named
+
+
+def device_buffers(optimizer: FlatAdamW) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds, where it lives."""
+    return {
+        "steps": optimizer.steps,
+        "master": optimizer.flat.master,
+        "exp_avg": optimizer.exp_avg,
+        "exp_avg_sq": optimizer.exp_avg_sq,
+    }
+
+
+def all_finite(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether no tensor in host memory holds a NaN or an infinity."""
+    return all(
+        bool(torch.isfinite(piece).all())  # sync: ok, host memory
+        for tensor in tensors.values()
+        for piece in tensor.reshape(-1).split(_PIECE)
+    )
+
+
+@dataclass
+class Order:
+    """A checkpoint on its way: what the step knew. `history` and `trusted` come later, from the main thread.
+
+    Attributes:
+        tokens: context tokens that this leg had trained on.
+        history: the run's, up to this step.
+        trusted: the scalars of its steps are finite, and so is the loss that its weights give.
+    """
+
+    progress: Progress
+    tokens: int
+    history: dict[str, Any] | None = None
+    trusted: bool = False
+
+
+class CheckpointSaver:
+    """Owned by the trainer. Drafter 0's thread takes snapshots, the main thread reports rows, a thread of its
+    own writes.
+
+    One snapshot exists at a time: as much host memory as masters and moments take, set aside at the start.
+
+    Args:
+        folder: where checkpoints go.
+        keep: how many of the newest stay.
+        make_state: an order and its tensors as the state that is written.
+        before: called before a checkpoint appears: what its run reported before must be written first.
+        told: gets one line for each checkpoint that could not be had.
+        on_error: gets what nobody expected.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        optimizer: FlatAdamW,
+        device: Device,
+        *,
+        make_state: Callable[[Order, dict[str, torch.Tensor]], State],
+        before: Callable[[], None],
+        told: Callable[[str], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self.written: Path | None = None
+        self.written_step = 0
+        self.order: Order | None = None
+        self.folder, self._keep = folder, keep
+        self._make_state, self._before, self._told, self._on_error = make_state, before, told, on_error
+        self._optimizer = optimizer
+        self._done, self._copied = device.event(), device.event()
+        self._side = torch.cuda.Stream(device.torch) if device.is_cuda else None
+        self._host = {
+            name: device.pinned(tuple(tensor.shape), tensor.dtype)
+            for name, tensor in device_buffers(optimizer).items()
+        }
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._drop = False
+        self.thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
+
+    # -- drafter 0's thread ----------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """The last snapshot is written; there is room for another."""
+        return self.order is None
+
+    def take(self, progress: Progress, tokens: int) -> Any:
+        """Enqueue the copies. Never waits.
+
+        Returns:
+            An event: the weights may change once it has fired. Have the stream wait for it, not the host.
+        """
+        self.order = order = Order(progress, tokens)
+        self._done.record()
+        with torch.cuda.stream(self._side) if self._side is not None else contextlib.nullcontext():
+            self._done.wait()
+            for name, tensor in device_buffers(self._optimizer).items():
+                self._host[name].copy_(tensor, non_blocking=True)
+            self._copied.record()
+        self._orders.put(order)
+        return self._copied
+
+    # -- the main thread -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def saw(self, step: int, history_at: Callable[[int], dict[str, Any]]) -> None:
+        """The scalars of `step` were finite, and those of all steps before it."""
+        order = self.order
+        if order is None:
+            return
+        if order.history is None and step >= order.progress.step - 1:
+            order.history = history_at(order.tokens)
+        if step >= order.progress.step:
+            order.trusted = True
+
+    def close(self, history_at: Callable[[int], dict[str, Any]], *, drop: bool) -> None:
+        """No more snapshots will come. Waits until the one under way is written.
+
+        Args:
+            drop: its weights are known to be bad.
+        """
+        order = self.order
+        if order is not None and order.history is None:
+            order.history = history_at(order.tokens)
+        self._drop = drop
+        self._ending.set()
+        self._orders.put(None)
+        if self.thread.ident is not None:
+            self.thread.join()
+
+    # -- its own thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            try:
+                self._save(order)
+            except NotWritten as error:
+                last = f"the last one is {self.written.name}" if self.written else "there is none yet"
+                self._told(f"{error}; training goes on, {last}")
+            except BaseException as error:
+                self._on_error(error)
+            finally:
+                self.order = None
+
+    def _save(self, order: Order) -> None:
+        while not order.trusted and not self._ending.is_set():
+            self._ending.wait(_POLL_S)
+        for _ in range(_COPY_POLLS):
+            if self._copied.query():
+                break
+            time.sleep(_POLL_S)
+        else:
+            self._told(f"the weights after {order.progress.step} steps could not be copied: the device hangs")
+            return
+        if not order.trusted and self._drop:
+            return
+        tensors = named_state(self._optimizer.flat, self._host)
+        if not all_finite(tensors):
+            self._told(f"the weights after {order.progress.step} steps are not finite: no checkpoint of them")
+            return
+        self._before()
+        draft = checkpoint.write(self.folder, self._make_state(order, tensors))
+        self.written, self.written_step = checkpoint.publish(draft), order.progress.step
+        checkpoint.prune(self.folder, self._keep)

@@ -1,0 +1,141 @@
+"""When a run saves, and what: every so many steps behind the step, and at its end."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash.observe.observer import Observer
+from dflash.pipeline.build import Inputs
+from dflash.pipeline.checkpoint import State
+from dflash.pipeline.drafter_worker import DrafterWorker, Replica
+from dflash.pipeline.last_save import LastSave
+from dflash.pipeline.progress import FOLD_EVERY, Drawn, Progress
+from dflash.pipeline.resume import fingerprint
+from dflash.pipeline.run_folder import CHECKPOINTS
+from dflash.pipeline.saver import CheckpointSaver, Order
+
+_SETTLE_S = 5.0
+
+
+class Saving:
+    """The checkpoints of one run.
+
+    Args:
+        base: where the run began.
+        history_at: the run's history, given the tokens that this leg has trained on.
+        on_error: gets what nobody expected, from the writer's thread.
+        spare: where the last checkpoint goes when the run folder's disk is full.
+
+    Attributes:
+        logs: what each drafter of a mixed run appends its draws to; None for an ordered one.
+        saver: None when checkpoints are only written at the end.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        run_dir: Path,
+        observer: Observer,
+        replicas: Sequence[Replica],
+        base: Progress,
+        *,
+        history_at: Callable[[int], dict[str, Any]],
+        on_error: Callable[[BaseException], None],
+        spare: Path | None = None,
+    ) -> None:
+        self._inputs, self._base, self._observer = inputs, base, observer
+        self._folder, self._train = run_dir / CHECKPOINTS, inputs.config.train
+        self._history_at, self._spare = history_at, spare
+        self._batches_per_step = self._train.accumulation * len(replicas)
+        self._samples = fingerprint(inputs.dataset)
+        self._shape, self._settings = asdict(inputs.shape), inputs.config.leaves()
+        self._due = False
+        ordered = inputs.config.queue.ordered
+        self.logs: list[deque[tuple[int, int]]] | None = None if ordered else [deque() for _ in replicas]
+        self._drawn = None if self.logs is None else Drawn(base, self.logs)
+        self.saver: CheckpointSaver | None = None
+        if self._train.checkpoint_every:
+            self.saver = CheckpointSaver(
+                self._folder,
+                self._train.keep_checkpoints,
+                replicas[0].optimizer,
+                replicas[0].device,
+                make_state=self._state,
+                before=lambda: observer.settle(_SETTLE_S),
+                told=observer.event,
+                on_error=on_error,
+            )
+
+    def start(self) -> None:
+        """Start the writer's thread."""
+        if self.saver is not None:
+            self.saver.start()
+
+    def boundary(self, worker: DrafterWorker) -> None:
+        """Between two steps of drafter 0, in its thread: a snapshot when one is due. Never waits: while the
+        one before is being written the next is put off to a later step."""
+        steps_done = worker.step_index
+        if self._drawn is not None and steps_done % FOLD_EVERY == 0:
+            self._drawn.after(steps_done)
+        saver = self.saver
+        if saver is None:
+            return
+        self._due = self._due or steps_done % self._train.checkpoint_every == 0
+        if self._due and saver.idle and steps_done < self._train.steps:
+            self._due = False
+            worker.copied = saver.take(self._progress(steps_done), worker.tokens_done)
+
+    def saw(self, step: int) -> None:
+        """The scalars of `step`, and of all before it, are finite; in the main thread."""
+        if self.saver is not None:
+            self.saver.saw(step, self._history_at)
+
+    def end(self, worker: DrafterWorker | None, stop: threading.Event) -> Path | None:
+        """The workers have ended: finish the checkpoint under way, and write that of the last whole step.
+
+        Args:
+            worker: a drafter whose weights are whole; None when there is none.
+            stop: set by the user's next Ctrl-C.
+
+        Returns:
+            The newest checkpoint of this leg.
+        """
+        written = self._finish(drop=False)
+        if worker is None:
+            self._observer.event("the weights of the last step were lost with its worker")
+            return written
+        done = self.saver.written_step if self.saver is not None else 0
+        if worker.step_index <= max(self._base.step, done):
+            return written
+        order = Order(self._progress(worker.step_index), worker.tokens_done)
+        order.history = self._history_at(worker.tokens_done)
+        self._observer.settle(_SETTLE_S)
+        last = LastSave(self._folder, self._spare, stop, self._observer.event)
+        return last.save(worker.replica, partial(self._state, order), self._train.keep_checkpoints) or written
+
+    def abandon(self) -> Path | None:
+        """The last weights are known to be bad: none of them are written."""
+        return self._finish(drop=True)
+
+    def _finish(self, *, drop: bool) -> Path | None:
+        if self.saver is None:
+            return None
+        self.saver.close(self._history_at, drop=drop)
+        return self.saver.written
+
+    def _progress(self, steps_done: int) -> Progress:
+        if self._drawn is not None:
+            return self._drawn.after(steps_done)
+        return Progress(steps_done, steps_done * self._batches_per_step)
+
+    def _state(self, order: Order, tensors: dict[str, torch.Tensor]) -> State:
+        history = order.history or {}
+        return State(order.progress, tensors, self._shape, self._settings, self._samples, history)

@@ -12,9 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.records.types import Arm, ExactCounts, Segment
+
+if TYPE_CHECKING:
+    from bench.subjects.injection import Injection
+    from bench.subjects.pairs import PairSubject
 
 INJECTED = "injected"
 """Name of the collector that `--inject` adds: it does nothing but lose a known share of every step."""
@@ -129,6 +133,25 @@ class SubjectKind(Protocol):
 
         Args:
             inject_percent: adds a collector `INJECTED` that loses this share of the throughput.
+            plant: name of a bad collector to add.
+            time_stages: also time each stage alone, before the run.
+
+        Raises:
+            UserError: no such plant.
+        """
+
+    def make_pairs(
+        self,
+        settings: Any,
+        *,
+        injections: Sequence[Injection] = (),
+        plant: str = "",
+        time_stages: bool = False,
+    ) -> PairSubject:
+        """A subject that is measured in pairs, not built yet.
+
+        Args:
+            injections: known costs, each a switch of its own.
             plant: name of a bad collector to add.
             time_stages: also time each stage alone, before the run.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import numpy as np
 
 from bench.machine import cores
 from bench.records.types import Arm, ExactCounts
+from bench.subjects.injection import Injection
+from bench.subjects.pairs import PairSubject
 from bench.subjects.protocol import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait, injected
 from steptime.errors import UserError
 
@@ -96,9 +99,7 @@ class SpinSubject:
         self._crash_in = crash_in
         self._corrupt = corrupt
         self._arm = Arm("off")
-        # Batches differ in length, as real ones do: +-30% around the mean, the same in every cycle.
-        shares = 1.0 + 0.3 * np.linspace(-1.0, 1.0, cycle)[np.random.default_rng(5).permutation(cycle)]
-        self._shares: Sequence[float] = [float(share) for share in shares / shares.mean()]
+        self._shares: Sequence[float] = batch_shares(cycle)
         self._tokens = [max(1, round(1000 * share)) for share in self._shares]
         self._work: Callable[[int], None] = self._hash
         self._block = b""
@@ -159,27 +160,41 @@ class SpinSubject:
         return 2.0 + self._shares[place] + (1e-7 if changed else 0.0)
 
     def _hash(self, place: int) -> None:
-        left = int(STEP_BYTES * self._shares[place])
-        while left > 0:
-            hashlib.sha256(memoryview(self._block)[: min(left, BLOCK_BYTES)])
-            left -= BLOCK_BYTES
+        hash_bytes(self._block, int(STEP_BYTES * self._shares[place]))
 
     def _simulate(self, clock: SimulatedClock, noise: Noise) -> Callable[[int], None]:
-        generator = np.random.default_rng(noise.seed)
-        slow = noise.slow * generator.standard_normal()
-        kick = noise.slow * float(np.sqrt(1.0 - noise.correlation**2))
-        steps = 0
+        level = levels(noise)
 
         def work(place: int) -> None:
-            nonlocal slow, steps
-            slow = noise.correlation * slow + kick * generator.standard_normal()
-            level = slow + noise.step * generator.standard_normal() + noise.drift * steps / 1000.0
-            if noise.spikes and generator.random() < noise.spikes:
-                level += 2.0
-            steps += 1
-            clock.advance(1e9 * self._step_s * self._shares[place] * max(0.1, 1.0 + level))
+            clock.advance(1e9 * self._step_s * self._shares[place] * next(level))
 
         return work
+
+
+def hash_bytes(block: bytes, count: int) -> None:
+    """The work of a step: `count` bytes, a block at a time."""
+    while count > 0:
+        hashlib.sha256(memoryview(block)[: min(count, len(block))])
+        count -= len(block)
+
+
+def batch_shares(cycle: int) -> list[float]:
+    """Batches differ in length, as real ones do: +-30% around the mean, the same in every cycle."""
+    shares = 1.0 + 0.3 * np.linspace(-1.0, 1.0, cycle)[np.random.default_rng(5).permutation(cycle)]
+    return [float(share) for share in shares / shares.mean()]
+
+
+def levels(noise: Noise) -> Iterator[float]:
+    """How long each step takes, as a multiple of what it should."""
+    generator = np.random.default_rng(noise.seed)
+    slow = noise.slow * generator.standard_normal()
+    kick = noise.slow * float(np.sqrt(1.0 - noise.correlation**2))
+    for step in itertools.count():
+        slow = noise.correlation * slow + kick * generator.standard_normal()
+        level = slow + noise.step * generator.standard_normal() + noise.drift * step / 1000.0
+        if noise.spikes and generator.random() < noise.spikes:
+            level += 2.0
+        yield max(0.1, 1.0 + level)
 
 
 class SpinKind:
@@ -198,6 +213,20 @@ class SpinKind:
         if plant:
             raise UserError("--plant needs the trainer: the spin subject has no device work to spoil")
         return SpinSubject({"idle": 0.0, "idler": 0.0} | injected(inject_percent))
+
+    def make_pairs(
+        self,
+        settings: Any,
+        *,
+        injections: Sequence[Injection] = (),
+        plant: str = "",
+        time_stages: bool = False,
+    ) -> PairSubject:
+        from bench.subjects.spin_pairs import Cost, SpinPairs, cost_of
+
+        if plant:
+            raise UserError("--plant needs the trainer: the spin subject has no device work to spoil")
+        return SpinPairs({"idle": Cost(), "idler": Cost()} | {one.name: cost_of(one) for one in injections})
 
     def counted_as(self, settings: Any) -> Mapping[str, Any]:
         raise NotImplementedError("spin does no device work")

@@ -124,10 +124,12 @@ class SpanReader:
         self._seen = 0
 
     def stretch(self, share: float) -> None:
-        """Let `share` times as many spans be new as are, those before them once more: as many as there have
-        been and are still in the ring."""
-        new = self._source.count - self._seen
-        self._seen = max(0, self._source.count - max(new, min(RING, round(share * new))))
+        """Let `share` times as many spans be new as are: the last of them, or those before them once more, as
+        far as they are still in the ring."""
+        count = self._source.count
+        new = count - self._seen
+        wanted = round(share * new)
+        self._seen = max(0, count - (wanted if wanted <= new else max(new, min(RING, wanted))))
 
     def read(self) -> Window | None:
         """The new spans; None when there are none."""

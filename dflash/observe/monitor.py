@@ -111,7 +111,7 @@ class Monitor:
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self.scopes: Scopes = NO_SCOPES
         self.cpu_s = 0.0
-        self.ticks = 0
+        self.ticks = self.flushes = 0
         self.fault: Exception | None = None
 
     @property
@@ -294,6 +294,7 @@ class Monitor:
         for collector in self._collectors:
             if collector.on and (names is None or collector.name in names):
                 values.update(self._ask(collector, collector.flush))
+        self.flushes += 1
         self.run_window.add(values, seconds)
         self.send("metrics", values, seconds=seconds)
 

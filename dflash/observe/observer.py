@@ -203,6 +203,11 @@ class Observer:
         self._monitor.discard(keep, flush, share)
 
     @property
+    def flushes(self) -> int:
+        """Flushes so far."""
+        return self._monitor.flushes
+
+    @property
     def monitor_fault(self) -> Exception | None:
         """What the first tick that failed as a whole raised."""
         return self._monitor.fault

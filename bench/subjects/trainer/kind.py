@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.records.types import ALL, ExactCounts
+from bench.subjects.injection import Injection
 from bench.subjects.protocol import injected
+from bench.subjects.trainer.pairs import PairTrainer
 from bench.subjects.trainer.subject import TrainerSubject, harness_config
 from dflash.config import Config
 from steptime.cuda_settings import deterministic
@@ -33,6 +35,16 @@ class TrainerKind:
         return TrainerSubject(
             settings, injected=injected(inject_percent), plant=plant, time_stages=time_stages
         )
+
+    def make_pairs(
+        self,
+        settings: Config,
+        *,
+        injections: Sequence[Injection] = (),
+        plant: str = "",
+        time_stages: bool = False,
+    ) -> PairTrainer:
+        return PairTrainer(settings, injections=injections, plant=plant, time_stages=time_stages)
 
     def counted_as(self, settings: Config) -> Mapping[str, Any]:
         return harness_config(settings).model_dump(mode="json", exclude_defaults=True)

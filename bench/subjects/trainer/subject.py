@@ -170,7 +170,7 @@ class TrainerSubject:
         per_step = len(self.config.drafter.devices) * self.config.train.accumulation
         lengths, batches = inputs.dataset.lengths, self.cycle * per_step
         epochs = EpochPlan(lengths, data.buckets, data.batch_size, data.seed)
-        plan = CyclePlan(_From(epochs, typical_window(epochs, lengths, batches)), batches)
+        plan = CyclePlan(From(epochs, typical_window(epochs, lengths, batches)), batches)
         tokens = [sum(int(lengths[row]) for row in plan.spec(index).sample_ids) for index in range(batches)]
         self._tokens = [sum(tokens[step * per_step : (step + 1) * per_step]) for step in range(self.cycle)]
         return plan
@@ -313,7 +313,7 @@ class DrainedBarrier:
 
 
 @dataclass(frozen=True, slots=True)
-class _From:
+class From:
     """A plan from place `start` on."""
 
     inner: Plan

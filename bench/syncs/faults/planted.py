@@ -94,9 +94,7 @@ class Plant(Collector):
         trainer.observer.add(lambda sources: self)
         self.tick_s = trainer.config.observe.tick_s
         if self.fault.act is _held_gil:
-            self.gil_length = max(
-                1, int(self.gil_length * HELD_SHARE * self.tick_s / _seconds_held(self.gil_length))
-            )
+            self.gil_length = held_length(HELD_SHARE * self.tick_s)
         if self.fault.where == "backward":
             replica.drafter.register_forward_hook(self._hang_into_backward)
 
@@ -134,10 +132,26 @@ class Plant(Collector):
             self.fault.act(self._loss, self)
 
 
-def _seconds_held(length: int) -> float:
-    started = time.perf_counter()
-    sum(range(length))
-    return time.perf_counter() - started
+def spin(seconds: float) -> None:
+    """Python code that fights the workers for the interpreter's lock."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def held_length(seconds: float, probe: int = 100_000) -> int:
+    """The length for which `hold_lock` takes so long on this machine."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        hold_lock(probe)
+        times.append(time.perf_counter() - started)
+    return max(1, int(probe * seconds / min(times)))
+
+
+def hold_lock(length: int) -> object:
+    """One long call into C that never lets the interpreter's lock go: every worker stands still."""
+    return sum(range(length))
 
 
 class _Hooks:
@@ -223,10 +237,7 @@ def _flush_sync(value: torch.Tensor, plant: Plant) -> object:
 
 
 def _busy_loop(value: torch.Tensor, plant: Plant) -> None:
-    # Half of every tick: Python code that fights the workers for the interpreter lock.
-    end = time.perf_counter() + BUSY_SHARE * plant.tick_s
-    while time.perf_counter() < end:
-        pass
+    spin(BUSY_SHARE * plant.tick_s)  # half of every tick
 
 
 def _held_gil(value: torch.Tensor, plant: Plant) -> object:

@@ -123,8 +123,8 @@ class Collector:
 
     def stretch(self, share: float) -> dict[str, float]:
         """For a harness whose ticks come sooner than a run's: let `share` times as many events wait for the
-        next sample as do now (those before them once more). Only where the work of a sample grows with
-        them."""
+        next sample as do now (those before them once more, or the last of them). Only where the work of a
+        sample grows with them."""
         return {}
 
     def idle(self) -> bool:

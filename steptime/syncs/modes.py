@@ -15,9 +15,10 @@ For any PyTorch program whose device is simply "cpu" there is a looser boundary 
 is on the device but what came from numpy or Python values and what `.cpu()` returned.
 
 Seen: every operator that PyTorch dispatches in the thread and in backward, and the Python methods that
-dispatch nothing on the CPU (`.tolist()`, `.numpy()`, `.cpu()`, `.to`, printing, `torch.tensor(...)`). Not
-seen: kernels of other libraries, what happens inside a compiled region, `.numpy()` and the like inside
-torch's own Python functions, the waits of the allocator."""
+dispatch nothing on the CPU (`.tolist()`, `.numpy()`, `.cpu()`, `.to`, printing, `torch.tensor(...)`); each
+compiled graph as one operation (see `compiled`). Not seen: kernels of other libraries, kernels, copies and
+allocations inside a compiled graph, `.numpy()` and the like inside compiled functions and torch's own Python
+functions, the waits of the allocator."""
 
 from __future__ import annotations
 

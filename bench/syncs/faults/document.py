@@ -26,6 +26,27 @@ all of them, so there are several ways, one file each in `bench/syncs/`. A way t
 ## The ways
 """
 
+_COMPILED = """
+## Compiled functions
+
+What `torch.compile` made runs while it is counted, as it does in training: counting changes neither what is
+compiled nor how often. Tests hold that with backends that write down what they compile and run.
+
+- Each compiled graph is one operation, at the place of the compiled function, by its name and with the number
+  of nodes in its graph: `compiled graph: gate_forward_cuda_5, 11 nodes`. Its backward is one operation too.
+- Inside a graph the modes look for waits alone. Kernels, copies and allocations there are not seen.
+- Between two graphs (a graph break) everything is counted as in any other code, but for what dispatches
+  nothing on the CPU.
+- A `compile` is a wait of the host. It is a `recompile` where the function had been compiled before: a shape,
+  a type or a Python value was new. What waits while it compiles (autotuning) is counted beside it. In a
+  steady state both are faults: `--sync-guard` and the exact counts name the line that called.
+  `TORCH_LOGS=recompiles` tells what was new.
+- `compiled function ran eager`: single operators ran, and no graph. Past eight forms of a function torch does
+  so in silence. The project's own regions (`steptime.regions.compiled`) raise instead.
+- Counting looks into torch's private functions for this while it counts, and at no other time: a compiled
+  function costs what it costs without this package.
+"""
+
 _BOUNDARY = """
 ## Host and device on a machine without a GPU
 
@@ -95,7 +116,7 @@ def page() -> str:
     )
     left_out = [f"- {way.name}: {reason}" for way in all_ways if (reason := reasons[way.name]) is not None]
     notes = ["\nUnavailable when this page was written:\n", *left_out] if left_out else []
-    return "\n".join([_HEAD.format(machine=machine), ways_table, _BOUNDARY, faults, *notes, ""])
+    return "\n".join([_HEAD.format(machine=machine), ways_table, _COMPILED, _BOUNDARY, faults, *notes, ""])
 
 
 def _where(way: Way) -> str:

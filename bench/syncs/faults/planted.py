@@ -26,6 +26,7 @@ from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
 from steptime.errors import UserError, nearest
 from steptime.host_memory import staging
+from steptime.regions import compiled
 
 if TYPE_CHECKING:
     from dflash.pipeline.drafter_worker import StepHooks
@@ -224,6 +225,15 @@ def _device_alloc(value: torch.Tensor, plant: Plant) -> object:
     return plant.kept["buffer"]
 
 
+def _doubled(value: torch.Tensor) -> torch.Tensor:
+    return value * 2
+
+
+def _compile(value: torch.Tensor, plant: Plant) -> object:
+    anew = compiled(_doubled, "planted", dynamic=False, backend="eager")
+    return anew(value.detach())
+
+
 def _backward_sync(value: torch.Tensor, plant: Plant) -> None:
     plant.kept["norm"] = value.norm().tolist()
 
@@ -274,6 +284,7 @@ PLANTED: dict[str, PlantedFault] = {
         PlantedFault("empty_cache", "gives the allocator's cache back", "step", "empty_cache", _empty_cache),
         PlantedFault("extra_kernel", "one more kernel in each step", "step", "operation", _extra_kernel),
         PlantedFault("device_alloc", "device memory anew in each step", "step", "allocation", _device_alloc),
+        PlantedFault("compile", "compiles a function in each step", "step", "compile", _compile),
         PlantedFault(
             "backward_sync",
             "reads a gradient inside backward",

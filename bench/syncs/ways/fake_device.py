@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._ops import HigherOrderOperator
 
 from bench.syncs.difference import Counts
 from bench.syncs.ways.way import Notes
 from dflash.device import Device
+from steptime.syncs.dispatch import WatchingMode
 from steptime.syncs.scopes import Ledger, Scope, entered
 
 if TYPE_CHECKING:
@@ -71,13 +72,15 @@ class FakeDeviceWay:
             yield scope
 
 
-class _Audit(TorchDispatchMode):
+class _Audit(WatchingMode):
     def __init__(self, scope: Scope, way: FakeDeviceWay) -> None:
         super().__init__()
         self.sync_scope, self._notes, self._operations = scope, way.notes, way.operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         name = func._schema.name
         self._operations[self.sync_scope.role] = self._operations.get(self.sync_scope.role, 0) + 1
         if (

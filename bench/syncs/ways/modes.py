@@ -24,11 +24,13 @@ class ModesWay:
     sees = (
         "every operator of the thread and of its backward that would wait on a GPU, the Python reads that "
         "dispatch nothing (tolist, numpy, cpu, print), blocking and pageable copies, synchronize calls from "
-        "Python; kernels, copies, allocations"
+        "Python; kernels, copies, allocations; compiled graphs as one operation each, compiles, compiled "
+        "functions that ran eager"
     )
     does_not_see = (
-        "waits inside C++ (the allocator, other libraries), compiled regions, numpy() and the like inside "
-        "torch's own Python, names imported before it was armed"
+        "waits inside C++ (the allocator, other libraries); kernels, copies and allocations inside a "
+        "compiled graph; numpy() and the like inside torch's own Python and compiled functions; names "
+        "imported before it was armed"
     )
     every_step = True
     claims = frozenset(
@@ -41,6 +43,7 @@ class ModesWay:
             "empty_cache",
             "extra_kernel",
             "device_alloc",
+            "compile",
             "backward_sync",
             "monitor_sync",
             "flush_sync",

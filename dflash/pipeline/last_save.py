@@ -119,8 +119,8 @@ class LastSave:
 
     def _wait_for_room(self, state: State, keep: int) -> Path | None:
         step = state.progress.step
-        self._note(f"waiting for room to save step {step}: free some, or Ctrl-C to give its weights up")
         self._stop.clear()
+        self._note(f"waiting for room to save step {step}: free some, or Ctrl-C to give its weights up")
         try:
             while not self._stop.wait(RETRY_S):
                 try:

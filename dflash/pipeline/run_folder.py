@@ -69,8 +69,8 @@ def hold(path: Path) -> Iterator[RunFolder]:
 
 def _make(path: Path) -> list[Path]:
     """The folders that had to be made, innermost first."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = "a file is in the way" if isinstance(error, FileExistsError | NotADirectoryError) else None

@@ -47,10 +47,13 @@ class Injection:
 
     percent: float
     place: Place = Place.STEP
+    label: str = ""
 
     @property
     def name(self) -> str:
-        """Of its switch."""
+        """Of its switch: the label where there are several in one place."""
+        if self.label:
+            return self.label
         return INJECTED if self.place is Place.STEP else f"{INJECTED}@{self.place}"
 
     @property

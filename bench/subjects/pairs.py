@@ -38,6 +38,8 @@ class PairSubject(Protocol):
         groups: how many groups of batches there are, a step's each.
         warmup: steps before the first request is taken.
         devices: names of the devices that it works on.
+        pilot_switch: one more, which loses what a wait for the device in each step loses; None where no host
+            runs ahead of its device, so that nothing hides in short segments.
     """
 
     name: str
@@ -47,6 +49,7 @@ class PairSubject(Protocol):
     groups: int
     warmup: int
     devices: tuple[str, ...]
+    pilot_switch: str | None
 
     def open(self) -> None:
         """Build everything that is built once. Raises UserError for bad input."""
@@ -144,6 +147,8 @@ class PairStepper:
                 # Others may have begun the next step already, and stand at the end of the one after.
                 self.pause_step = step + 2
             return
+        if timed is not None:
+            self._look(timed)
         self._hands.stand()
         if timed is not None:
             self._finish(step, timed)
@@ -157,6 +162,9 @@ class PairStepper:
 
     def _inside(self, step: int, timed: Request) -> None:
         self._marks.mark(step - self._first_step)
+        self._look(timed)
+
+    def _look(self, timed: Request) -> None:
         if timed.layer is not Layer.PATH and not self._rested_ns and self._hands.resting():
             self._rested_ns = self._clock_ns()
 
@@ -187,9 +195,13 @@ class PairStepper:
 
     def _finish(self, step: int, request: Request) -> None:
         self._marks.mark(step - self._first_step)
-        if request.layer is not Layer.PATH and not self._rested_ns:
-            self._rested_ns = self._clock_ns()
+        now_ns = self._clock_ns()
         seconds, each = self._marks.end(request.steps)
+        tick_s = 0.0
+        if request.layer is not Layer.PATH:
+            tick_s = ((self._rested_ns or now_ns) - self._began_ns) * 1e-9
+            if not self._rested_ns:
+                tick_s = max(tick_s, seconds)  # by another clock on a GPU
         self._timed = None
         self._on_segment(
             Segment(
@@ -200,22 +212,23 @@ class PairStepper:
                 group=request.group,
                 first_step=self._first_step,
                 step_seconds=each,
-                tick_s=0.0 if request.layer is Layer.PATH else (self._rested_ns - self._began_ns) * 1e-9,
+                tick_s=tick_s,
             )
         )
 
 
 def covers(segment: Segment) -> bool:
-    """Whether the forced tick or flush, and all that it started, was over before the last step was: only then
-    is its cost the time that it took from the steps, and not the time that the end waited for it."""
-    return segment.tick_s <= sum(segment.step_seconds[:-1])
+    """Whether the forced tick or flush, and all that it started, was over when the last step was: only then
+    is its cost the time that it took from the steps, and not the time for which the end waited for it."""
+    return segment.tick_s < segment.seconds
 
 
-def steps_to_cover(tick_s: float, step_s: float) -> int:
-    """Steps of a segment that is longer than its tick by half, and one step more.
+def steps_to_cover(segment: Segment, step_s: float) -> int:
+    """Steps of a segment that is longer than its tick or flush: those of `segment` if it is, else such that
+    it is longer by half and by a step.
 
     Args:
-        tick_s: longest that a tick or flush with all that it starts took (`Segment.tick_s`).
-        step_s: seconds of a step.
+        segment: of a tick or a flush that asks everything.
+        step_s: seconds of a step without one.
     """
-    return 2 + int(1.5 * tick_s / step_s)
+    return segment.steps if covers(segment) else 2 + int(1.5 * segment.tick_s / step_s)

@@ -97,6 +97,7 @@ class SpinPairs:
         self.periods: Mapping[Layer, float] = {Layer.TICK: TICK_S, Layer.FLUSH: FLUSH_S}
         self.groups = self.warmup = groups
         self.devices: tuple[str, ...] = ("cpu",)
+        self.pilot_switch: str | None = None
         self._crash_with, self._corrupt = crash_with, corrupt
         self._shares = batch_shares(groups)
         self._on: frozenset[str] = frozenset()

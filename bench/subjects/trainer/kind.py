@@ -44,7 +44,9 @@ class TrainerKind:
         plant: str = "",
         time_stages: bool = False,
     ) -> PairTrainer:
-        return PairTrainer(settings, injections=injections, plant=plant, time_stages=time_stages)
+        return PairTrainer(
+            settings, injections=injections, plants=(plant,) if plant else (), time_stages=time_stages
+        )
 
     def counted_as(self, settings: Config) -> Mapping[str, Any]:
         return harness_config(settings).model_dump(mode="json", exclude_defaults=True)

@@ -45,9 +45,13 @@ class PairTrainer:
     Args:
         config: the user's settings; measured as `harness_config(config)`.
         injections: known costs, each a switch of its own.
-        plant: a bad collector out of `bench.syncs.faults.planted.PLANTED`, likewise.
+        plants: bad collectors out of `bench.syncs.faults.planted.PLANTED`, likewise.
         groups: steps in the cycle.
         time_stages: also time each stage alone, before the run.
+
+    Attributes:
+        pilot_switch: one more, no collector: a wait for the device in each step, by which the pilot finds how
+            long a segment must be. None where no host runs ahead of its device.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class PairTrainer:
         config: Config,
         *,
         injections: Sequence[Injection] = (),
-        plant: str = "",
+        plants: Sequence[str] = (),
         groups: int = shared.CYCLE_STEPS,
         time_stages: bool = False,
     ) -> None:
@@ -69,9 +73,14 @@ class PairTrainer:
         observe = self.config.observe
         self.periods: Mapping[Layer, float] = {Layer.TICK: observe.tick_s, Layer.FLUSH: observe.flush_s}
         self._injections = tuple(injections)
-        self._planted = make_plant(plant) if plant else None
+        self._planted = [make_plant(name) for name in plants]
+        self.pilot_switch: str | None = None
+        if any(name.startswith("cuda") for name in self.devices):
+            wait = make_plant("item")
+            wait.name = self.pilot_switch = "pilot"  # type: ignore[misc]
+            self._planted.append(wait)
         own = [collector.name for collector in COLLECTORS]
-        planted = () if self._planted is None else (self._planted.name,)
+        planted = tuple(one.name for one in self._planted if one.name != self.pilot_switch)
         self.collectors = (*own, *planted, *(one.name for one in self._injections))
         self.switches = (*self.collectors, PLACEBO)
         self.layers: Mapping[str, frozenset[Layer]] = (
@@ -111,17 +120,20 @@ class PairTrainer:
         self.observer = Observer(self.config.observe, run_dir, roles, sinks=sinks)
         self._cleanup.callback(self.observer.close)
         self.plan = self._group_plan(inputs)
+        hooks: Any = self
+        for plant in self._planted:
+            hooks = plant.hooks(hooks)
         self.trainer = Trainer(
             inputs,
             run_dir,
             self.observer,
             plan=self.plan,
-            hooks=self if self._planted is None else self._planted.hooks(self),
+            hooks=hooks,
             scopes=OwnCores(shared.single_threaded_roles(self.config)),
             save_checkpoints=False,
         )
-        if self._planted is not None:
-            self._planted.install(self.trainer)
+        for plant in self._planted:
+            plant.install(self.trainer)
         for one in self._injections:
             built = self.observer.add(partial(Injected, injection=one))
             assert isinstance(built, Injected)
@@ -272,7 +284,7 @@ class PairTrainer:
 
     def _throw(self, on: Collection[str]) -> None:
         _, observer = self._built()
-        for name in self.collectors:
+        for name in observer.switches():
             observer.switch(name, name in on)
 
     def _rest(self) -> None:

@@ -65,7 +65,11 @@ def test_what_a_tick_starts_belongs_to_its_segment() -> None:
     assert taken.seconds == pytest.approx(1000e-9), "the end waits for it"
     assert taken.tick_s == pytest.approx(taken.seconds)
     assert not covers(taken), "but a wait is no time that it took from the steps"
-    assert steps_to_cover(1000e-9, 100e-9) == 17
+    assert steps_to_cover(taken, 100e-9) == 17
+    hand = Hand(step=100, stand=5, tick=90)
+    (taken,) = hand.run([Request(frozenset(), 1, 0, Layer.FLUSH)])
+    assert covers(taken)
+    assert steps_to_cover(taken, 100e-9) == 1
 
 
 def test_the_requests_may_look_at_the_segments_and_end_the_run() -> None:

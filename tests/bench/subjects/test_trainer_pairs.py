@@ -21,7 +21,7 @@ from bench.subjects.injection import Injection, Place
 from bench.subjects.pairs import Stretch, Wanted
 from bench.subjects.protocol import SubjectResult
 from bench.subjects.trainer.groups import GroupPlan
-from bench.subjects.trainer.injected import Injected, InjectedSink, Later
+from bench.subjects.trainer.injected import Injected, InjectedSink, Later, Loss
 from bench.subjects.trainer.pairs import PairTrainer
 from dflash.config import ObserveConfig
 from dflash.data.batch import BatchSpec
@@ -441,3 +441,38 @@ def test_injected_costs_are_paid_by_the_real_workers(tmp_path: Path) -> None:
     assert set(target[2]) == {"target/0"}
     assert target[0]["target/0"] == target[1]["target/0"] == 0
     assert target[2]["target/0"] > 0
+
+
+@pytest.mark.parametrize("settings", [(), ("train.accumulation=3", 'target.devices=["cpu:0", "cpu:1"]')])
+def test_a_cost_in_one_stage_alone_is_paid_as_often_in_each_step_whatever_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
+) -> None:
+    injection = Injection(1.0, Place.TARGET)
+    subject = PairTrainer(small_config(tmp_path, *settings), injections=[injection])
+    paid: Counter[str] = Counter()
+    inner, lock = Loss.run, threading.Lock()
+
+    def counted(self: Loss) -> None:
+        inner(self)
+        with lock:
+            paid[self.role] += self.active
+
+    monkeypatch.setattr(Loss, "run", counted)
+    lengths = (1, 1, 2, 4, 1, 3)
+    found: list[Counter[str]] = []
+
+    def on_segment(segment: Segment) -> None:
+        found.append(Counter(paid))
+
+    try:
+        subject.open()
+        wanted = [Request(on, steps, 1) for steps in lengths for on in (frozenset({injection.name}), NONE)]
+        subject.run_pairs(iter(wanted), on_segment)
+    finally:
+        subject.close()
+    each = [
+        after["target"] - before["target"] for before, after in zip([Counter(), *found], found, strict=False)
+    ]
+    per_step = subject.plan.per_step
+    assert each == [count for steps in lengths for count in (steps * per_step, 0)]
+    assert set(paid) == {"target"}

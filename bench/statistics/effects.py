@@ -41,6 +41,9 @@ ALPHA: Final = 0.05
 REDRAWS: Final = 1999
 EXACT_UNITS: Final = 10
 """Up to so many pairs (launches) of a single layer every set of signs is tried."""
+WIDEST: Final = 7.0
+"""Bounds end here, at a thousandth of the throughput and at a thousand times as much: a dear switch among
+eight pairs can leave another wholly open."""
 MIN_RIDGE: Final = 0.1
 """Keeps M regular where a few pairs happen to have the same signs for two switches."""
 MIN_LAUNCHES: Final = 7
@@ -230,8 +233,8 @@ def total(parts: Sequence[Redrawn], name: str, budget_percent: float) -> Estimat
     budget = log_ratio(budget_percent)
     return Estimate(
         percent=slowdown_percent(cost),
-        low=slowdown_percent(low[place]),
-        high=slowdown_percent(high[place]),
+        low=slowdown_percent(max(low[place], -WIDEST)),
+        high=slowdown_percent(min(high[place], WIDEST)),
         standard_error=100.0 * error,
         mde=slowdown_percent(Z_BOTH * error),
         p_slower=float(np.mean(redrawn >= cost - slack)),

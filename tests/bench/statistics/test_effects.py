@@ -4,6 +4,7 @@ hold; and every set of signs tried by hand for few pairs."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -240,3 +241,12 @@ def test_a_cost_on_the_wrong_half_comes_out_negative(flipped: bool) -> None:
         ]
     found = estimates(pairs, Question.EACH, SWITCHES, PATH_ONLY, BUDGETS)
     assert found["batch"].percent == pytest.approx(slowdown_percent(0.05), abs=0.3)
+
+
+@pytest.mark.fault
+def test_bounds_stay_finite_where_few_pairs_leave_a_switch_wholly_open() -> None:
+    drawn = redraw(of(0.1 * np.random.default_rng(0).normal(size=9), EVERY_SIGN[:9, :2]), 0, exact=True)
+    wide = replace(drawn, low=np.full_like(drawn.low, -1e4), high=np.full_like(drawn.high, np.inf))
+    found = total([wide], "a", 1.0)
+    assert found.low == pytest.approx(slowdown_percent(-effects.WIDEST))
+    assert found.high == pytest.approx(slowdown_percent(effects.WIDEST))

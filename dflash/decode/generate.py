@@ -19,7 +19,7 @@ import torch
 
 from dflash.decode.drafter_state import DrafterState
 from dflash.decode.sampling import Sampler
-from dflash.decode.target_state import TargetState
+from dflash.decode.target_state import TargetState, check_continues
 from dflash.models.drafter import Drafter
 from dflash.models.target import Target
 from steptime.errors import UserError
@@ -102,6 +102,7 @@ def speculate(
     """
     shape = drafter.shape
     check_pair(target, drafter)
+    check_continues(target)
     check_lengths(target, prompts, max_new_tokens)
     size = block_size or shape.block_size
     if not 2 <= size <= shape.block_size:

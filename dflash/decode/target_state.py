@@ -23,6 +23,12 @@ from dflash.decode.rows import kept_columns, padding_mask, take_columns
 from dflash.models.target import Target, stack_taps
 from steptime.errors import UserError
 
+_CHECKED = (12, 6)
+"""Tokens of the first and of the second pass of `check_continues`."""
+_AGREES = 0.2
+"""Most that two passes may differ, as a share of the logits' norm: bfloat16 differs by hundredths, a state
+that was lost by about one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -209,6 +215,33 @@ class TargetState:
                     own[key][rows] = state
 
 
+@torch.no_grad()
+def check_continues(target: Target) -> None:
+    """Refuse a target whose family cannot go on with several tokens at once.
+
+    Verification reads a whole block after the committed tokens. Some recurrent layers (Jamba's) take up their
+    state only for a single token, and begin anew without a word otherwise. So a short text is read in one
+    pass and in two, once for a target; the logits must agree as well as two passes can.
+
+    Raises:
+        UserError: they do not.
+    """
+    if target.continues is None:
+        text = [1 + 7 * place % (target.info.vocab_size - 1) for place in range(sum(_CHECKED))]
+        first = _CHECKED[0]
+        whole = TargetState(target, [text]).prefill().logits[0, -1].float()
+        state = TargetState(target, [text[:first]])
+        state.prefill()
+        later = torch.tensor([text[first:]], device=target.device.torch)
+        parts = state.look(later).logits[0, -1].float()
+        target.continues = bool((whole - parts).norm() <= _AGREES * whole.norm())
+    if not target.continues:
+        raise UserError(
+            f"target {target.info.model!r} ({target.info.family}): its family cannot go on with several "
+            "tokens at once, so drafts cannot be verified; it can be trained for, but not decoded here"
+        )
+
+
 def _new_cache(target: Target) -> Any:
     """An empty cache whose attention layers all keep everything: a sliding window's own would forget what a
     cut needs."""
@@ -242,7 +275,7 @@ def _find_mixers(target: Target, cache: Any) -> dict[int, nn.Module]:
     for index, layer in enumerate(cache.layers):
         if not any(state is not None for state in getattr(layer, "conv_states", {}).values()):
             continue
-        block = target.text_model.layers[index]
+        block = target.layers[index]
         found = [child for child in block.children() if getattr(child, "layer_idx", None) == index]
         if len(found) != 1:
             raise UserError(

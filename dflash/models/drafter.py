@@ -31,6 +31,8 @@ class DrafterShape:
 
     Attributes:
         sliding_layers: the first so many layers see a sliding window and are causal in their block.
+        embedding_scale, logit_scale, logit_softcap: the target's (`TargetInfo`): the drafter reads the same
+            vectors and its logits go the same way.
         attention, compile: how it is computed (not part of the checkpoint).
     """
 
@@ -49,6 +51,9 @@ class DrafterShape:
     rms_norm_eps: float = 1e-6
     sliding_window: int = 2048
     sliding_layers: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
     attention: str = "auto"
     compile: bool = False
 
@@ -95,6 +100,9 @@ class DrafterShape:
             rms_norm_eps=config.rms_norm_eps,
             sliding_window=config.sliding_window,
             sliding_layers=config.sliding_layers,
+            embedding_scale=info.embedding_scale,
+            logit_scale=info.logit_scale,
+            logit_softcap=info.logit_softcap,
             attention=config.attention,
             compile=config.compile,
         )

@@ -43,12 +43,12 @@ def _settled(who: str, dtype: str, devices: Sequence[str]) -> str:
     if dtype == "auto":
         chosen = "float32" if slow else "bfloat16"
         why = f"{slow[0]} has no bfloat16 units" if slow else f"{devices[0]} has bfloat16 units"
-        _say(f"{who}.dtype = auto: {chosen}, since {why}")
+        say_once(f"{who}.dtype = auto: {chosen}, since {why}")
         return chosen
     if slow:
         times = bfloat16_cost(slow[0])
         if times > _SLOW:
-            _say(
+            say_once(
                 f"{who}.dtype = bfloat16: {slow[0]} has no bfloat16 units, a product of matrices takes "
                 f"{times:.0f} times as long as in float32; {who}.dtype = auto chooses by the device"
             )
@@ -84,7 +84,8 @@ def _product_s(dtype: torch.dtype) -> float:
     return best
 
 
-def _say(line: str) -> None:
+def say_once(line: str) -> None:
+    """A line on stderr, the first time only."""
     if line not in _said:
         _said.add(line)
         sys.stderr.write(f"dflash: {line}\n")

@@ -17,7 +17,7 @@ from torch import nn
 from dflash.config import TargetConfig
 from dflash.data.documents import DocumentRows
 from dflash.device import Device, torch_dtype
-from dflash.models.dtypes import settle_target
+from dflash.models.dtypes import say_once, settle_target
 from dflash.models.target_info import (
     LOADING,
     TINY,
@@ -60,25 +60,34 @@ class Target:
 
     Attributes:
         model: transformers' causal language model, for generation; `text_model` its decoder.
-        embedding, head: `[V, H]` weights, frozen; the same tensor where the model ties them.
+        layers, norm: the decoder's layers and the norm after the last one.
+        embedding, head: `[V, H]`, frozen: the rows that the first layer reads, and the map to the logits
+            before they are capped. The model's own weights (one tensor where it ties them), or copies times
+            its scale where it has one.
+        continues: several tokens can be read after others in one pass; None: not tried yet
+            (`decode.target_state.check_continues`).
+        head_has_bias: the logits have a bias besides, which the drafter does without.
     """
 
     def __init__(self, model: Any, info: TargetInfo, device: Device) -> None:
         self.model = model.requires_grad_(False).eval()
-        self.text_model = _find_decoder(model)
+        self.text_model, self.layers, self.norm = _find_decoder(model)
         self.info = info
         self.device = device
         self.layer_ids = info.layer_ids
-        self.embedding: torch.Tensor = model.get_input_embeddings().weight
-        self.head: torch.Tensor = model.get_output_embeddings().weight
+        head = model.get_output_embeddings()
+        self.embedding = _scaled(model.get_input_embeddings().weight, info.embedding_scale)
+        self.head = _scaled(head.weight, info.logit_scale)
+        self.head_has_bias = getattr(head, "bias", None) is not None
+        self.continues: bool | None = None
         self._taken: list[torch.Tensor] | None = None
         self._stop_after: nn.Module | None = None
         kinds = set(getattr(self.text_model.config, "layer_types", None) or ["full_attention"])
         self._mask_free = kinds <= _MASK_FREE_LAYERS
         for layer_id in self.layer_ids:
-            self.text_model.layers[layer_id].register_forward_hook(self._take)
-        self._last_layer: nn.Module = self.text_model.layers[self.layer_ids[-1]]
-        self.text_model.norm.register_forward_hook(self._take_last)
+            self.layers[layer_id].register_forward_hook(self._take)
+        self._last_layer: nn.Module = self.layers[self.layer_ids[-1]]
+        self.norm.register_forward_hook(self._take_last)
 
     def taps(
         self, input_ids: torch.Tensor, documents: DocumentRows | None = None
@@ -102,8 +111,8 @@ class Target:
         self, input_ids: torch.Tensor, documents: DocumentRows | None = None
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """`taps`, and the normed last hidden state `[batch, length, H]`: `last @ head.T` are the target's
-        logits."""
-        *taps, last = self._run(input_ids, documents, self.text_model.norm)
+        logits before they are capped."""
+        *taps, last = self._run(input_ids, documents, self.norm)
         return tuple(taps), last
 
     @contextlib.contextmanager
@@ -201,9 +210,9 @@ def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
 
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        loaded, report = load(
-            model, dtype=dtype, local_files_only=True, attn_implementation="sdpa", output_loading_info=True
-        )
+        # No attention is asked for: transformers takes SDPA where the family has it, and where SDPA would
+        # leave something out (gpt-oss's sinks, Gemma 2's capped scores) what computes all of it.
+        loaded, report = load(model, dtype=dtype, local_files_only=True, output_loading_info=True)
     except Exception as error:
         raise UserError(f"target.model = {model!r}: cannot load its weights: {first_line(error)}") from None
     lost = sorted(
@@ -213,21 +222,43 @@ def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
         raise UserError(
             f"target.model = {model!r}: {len(lost)} tensors are missing or misshapen, first {lost[0]!r}"
         )
+    kind = loaded.config._attn_implementation
+    if kind != "sdpa":
+        say_once(f"target {model!r} ({loaded.config.model_type}) has no SDPA: its attention is {kind!r}")
     return loaded
 
 
-def _find_decoder(model: Any) -> Any:
-    """The text decoder inside any wrapper: the module that owns the layers and the final norm."""
-    layers = int(model.config.get_text_config().num_hidden_layers)
+_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
+
+
+def _find_decoder(model: Any) -> tuple[Any, nn.ModuleList, nn.Module]:
+    """The text decoder inside any wrapper (the module that owns the embedding and the layers), its layers,
+    and its final norm.
+
+    Raises:
+        UserError: there is no such module.
+    """
+    count = int(model.config.get_text_config().num_hidden_layers)
+    embedding = model.get_input_embeddings()
     for _, module in model.named_modules():
-        stack = getattr(module, "layers", None)
-        if isinstance(stack, nn.ModuleList) and len(stack) == layers and hasattr(module, "embed_tokens"):
-            if not hasattr(module, "norm"):
-                break
-            return module
+        children = dict(module.named_children())
+        stacks = [
+            child for child in children.values() if isinstance(child, nn.ModuleList) and len(child) == count
+        ]
+        norms = [children[name] for name in _NORMS if name in children]
+        if len(stacks) == 1 and norms and any(child is embedding for child in children.values()):
+            return module, stacks[0], norms[0]
     raise UserError(
-        f"target {type(model).__name__}: found no decoder with embed_tokens, {layers} layers and norm to tap"
+        f"target {type(model).__name__}: found no decoder that owns the embedding, {count} layers and a "
+        "final norm, so there is nothing to tap"
     )
+
+
+def _scaled(weight: torch.Tensor, scale: float) -> torch.Tensor:
+    """The weight itself, or a copy times the scale, rounded as the target rounds it."""
+    if scale == 1.0:
+        return weight
+    return (weight.detach() * torch.tensor(scale).to(weight)).requires_grad_(False)
 
 
 def _mask_free_attention(

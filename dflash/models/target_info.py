@@ -39,6 +39,10 @@ class TargetInfo:
         family: transformers' `model_type` of the text model's wrapper.
         layer_ids: the tapped layers, ascending.
         eos_ids, pad_id: from the config; the tokenizer may know others.
+        embedding_scale: what the target multiplies its embedding's rows by (Gemma: the root of the hidden
+            size), so that the drafter reads the same vectors.
+        logit_scale, logit_softcap: what the target does to its head's logits: times the first, then capped at
+            the second by tanh (0: not capped).
     """
 
     model: str
@@ -51,6 +55,9 @@ class TargetInfo:
     eos_ids: tuple[int, ...]
     pad_id: int | None
     max_positions: int
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
 
 
 def build_target_layer_ids(layers: int, taps: int) -> tuple[int, ...]:
@@ -86,20 +93,45 @@ def inspect_target(config: TargetConfig) -> TargetInfo:
             f"target.layer_ids = {list(ids)}: must be ascending, without repeats, and below {config.model}'s "
             f"{layers} layers"
         )
+    hidden = int(text.hidden_size)
     eos = getattr(text, "eos_token_id", None)
     eos = getattr(wrapper, "eos_token_id", None) if eos is None else eos
     return TargetInfo(
         model=config.model,
         family=str(wrapper.model_type),
-        hidden_size=int(text.hidden_size),
-        intermediate_size=int(getattr(text, "intermediate_size", None) or 0),
+        hidden_size=hidden,
+        intermediate_size=_intermediate_size(text, hidden),
         vocab_size=int(text.vocab_size),
         layers=layers,
         layer_ids=tuple(ids),
         eos_ids=tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),),
         pad_id=getattr(text, "pad_token_id", None),
         max_positions=int(getattr(text, "max_position_embeddings", 0) or 0),
+        embedding_scale=_embedding_scale(text, hidden),
+        logit_scale=_logit_scale(text),
+        logit_softcap=float(getattr(text, "final_logit_softcapping", None) or 0.0),
     )
+
+
+def _intermediate_size(text: Any, hidden: int) -> int:
+    """The width of the MLP; families that do not name it have four times the hidden size."""
+    for name in ("intermediate_size", "n_inner", "ffn_dim"):
+        size = getattr(text, name, None)
+        if isinstance(size, int) and size > 0:
+            return size
+    return 4 * hidden
+
+
+def _embedding_scale(text: Any, hidden: int) -> float:
+    if str(text.model_type).startswith("gemma"):
+        return float(hidden**0.5)
+    return float(getattr(text, "embedding_multiplier", None) or 1.0)
+
+
+def _logit_scale(text: Any) -> float:
+    """Cohere and Falcon-H1 multiply the logits, Granite divides them."""
+    scale = getattr(text, "logit_scale", None) or getattr(text, "lm_head_multiplier", None) or 1.0
+    return float(scale) / float(getattr(text, "logits_scaling", None) or 1.0)
 
 
 def count_parameters(config: TargetConfig) -> int:

@@ -131,7 +131,14 @@ def check_mask_unused(config: Config, mask_token_id: int, dataset: Dataset) -> N
 def load_targets(config: Config) -> tuple[list[Device], list[Target]]:
     """One frozen target on each of `target.devices`."""
     devices = [Device(name) for name in config.target.devices]
-    return devices, [load_target(config.target, device) for device in devices]
+    targets = [load_target(config.target, device) for device in devices]
+    if OBJECTIVES[config.objective.kind].needs_teacher and targets[0].head_has_bias:
+        raise UserError(
+            f"objective.kind = {config.objective.kind}: the head of target {config.target.model!r} has a "
+            "bias, which the drafter does without, so it cannot be taught the target's distribution; choose "
+            "ce"
+        )
+    return devices, targets
 
 
 def build_replica(inputs: Inputs, target: Target, index: int) -> Replica:
@@ -156,7 +163,7 @@ def build_replica(inputs: Inputs, target: Target, index: int) -> Replica:
         index=index,
         device=device,
         drafter=drafter,
-        objective=make_objective(config.objective),
+        objective=make_objective(config.objective, shape.logit_softcap),
         flat=flat,
         optimizer=optimizer,
         embedding=target.embedding.to(device.torch, dtype),

@@ -21,11 +21,13 @@ from dflash.models.target import TargetInfo
 from dflash.release.released import (
     COMPUTING,
     FULL,
+    SCALES,
     SLIDING,
     build_drafter,
     check_against_target,
     check_tensors,
     load_released,
+    said_scales,
 )
 from steptime.errors import UserError, nearest
 from steptime.files import atomic_folder
@@ -111,6 +113,7 @@ def zlab_config(shape: DrafterShape, info: TargetInfo, auto_map: bool = False) -
             "mask_token_id": shape.mask_token_id,
             "target_layer_ids": list(shape.target_layer_ids),
             "block_size": shape.block_size,
+            **{SCALES[name]: value for name, value in said_scales(shape).items()},
         },
         "num_target_layers": shape.target_layers or info.layers,
         **_transformer(shape, info),
@@ -125,6 +128,11 @@ def speculators_config(shape: DrafterShape, info: TargetInfo, auto_map: bool = F
     higher."""
     from transformers import AutoConfig
 
+    for name, value in said_scales(shape).items():
+        raise UserError(
+            f"--format speculators: the drafter follows its target's {SCALES[name]} of {value:g}, and that "
+            "form has no place for it; choose zlab"
+        )
     architectures: list[str] = []
     if Path(info.model).is_dir():
         architectures = AutoConfig.from_pretrained(info.model, local_files_only=True).architectures or []

@@ -140,6 +140,14 @@ def warm_start(flat: FlatParameters, path: str | Path, shape: DrafterShape) -> N
     flat.refresh_working()
 
 
+SCALES = {
+    "embedding_scale": "input_embedding_scale",
+    "logit_scale": "output_multiplier",
+    "logit_softcap": "final_logit_softcapping",
+}
+"""What a drafter follows its target in, and the keys of a released config; a config without them leaves it to
+the target."""
+_PLAIN = {item.name: item.default for item in fields(DrafterShape) if item.name in SCALES}
 _TARGETS = {"hidden_size", "vocab_size", "target_layers", "target_layer_ids"}
 COMPUTING = frozenset({"attention", "compile"})
 """Fields of a shape that say how it is computed; they are no part of a checkpoint."""
@@ -156,7 +164,8 @@ def check_same(released: DrafterShape, wanted: DrafterShape, where: str) -> None
         own, other = getattr(released, item.name), getattr(wanted, item.name)
         unknown = item.name == "target_layers" and own == 0
         unused = item.name == "sliding_window" and not released.sliding_layers and not wanted.sliding_layers
-        if item.name in _FREE or own == other or unknown or unused:
+        unsaid = item.name in SCALES and own == _PLAIN[item.name]
+        if item.name in _FREE or own == other or unknown or unused or unsaid:
             continue
         if item.name in _TARGETS:
             raise UserError(
@@ -164,6 +173,11 @@ def check_same(released: DrafterShape, wanted: DrafterShape, where: str) -> None
                 f"{_plain(other)}"
             )
         raise UserError(f"{where}: its {item.name} is {_plain(own)}, the config asks for {_plain(other)}")
+
+
+def said_scales(shape: DrafterShape) -> dict[str, float]:
+    """The fields of `SCALES` that are not the plain ones, with their values."""
+    return {name: getattr(shape, name) for name in SCALES if getattr(shape, name) != _PLAIN[name]}
 
 
 def check_against_target(
@@ -182,6 +196,7 @@ def check_against_target(
         ("hidden_size", shape.hidden_size, info.hidden_size),
         ("vocab_size", shape.vocab_size, info.vocab_size),
         ("num_target_layers", shape.target_layers or info.layers, info.layers),
+        *((SCALES[name], own, getattr(info, name)) for name, own in said_scales(shape).items()),
     ):
         if own != other:
             raise UserError(
@@ -270,7 +285,10 @@ def _shape_from_speculators(config: Mapping[str, Any], where: str) -> DrafterSha
 def _shape_from_config(inner: Mapping[str, Any], outer: Mapping[str, Any], where: str) -> DrafterShape:
     """Shape from the transformer's keys (`inner`) and the drafter's own (`outer`)."""
     own = outer.get("dflash_config") or {}
-    _refuse_other_kinds(inner, {**inner, **outer, **own}, where)
+    if not isinstance(own, Mapping):
+        raise UserError(f"{where}: dflash_config is a {type(own).__name__}, not an object")
+    found = {**inner, **outer, **own}
+    _refuse_other_kinds(inner, found, where)
     rope = inner.get("rope_parameters") or {}
     layers = _need(inner, "num_hidden_layers", where)
     heads = _need(inner, "num_attention_heads", where)
@@ -297,6 +315,9 @@ def _shape_from_config(inner: Mapping[str, Any], outer: Mapping[str, Any], where
             else "no rope_theta, plain or in rope_parameters"
         )
         raise UserError(f"{where}: its config has {found}")
+    scales: dict[str, Any] = {
+        name: _number(found[key], key, where) for name, key in SCALES.items() if found.get(key) is not None
+    }
     return DrafterShape(
         hidden_size=hidden,
         intermediate_size=_need(inner, "intermediate_size", where),
@@ -313,6 +334,7 @@ def _shape_from_config(inner: Mapping[str, Any], outer: Mapping[str, Any], where
         rms_norm_eps=float(inner.get("rms_norm_eps", 1e-6)),
         sliding_window=int(inner.get("sliding_window") or 2048),
         sliding_layers=sliding,
+        **scales,
     )
 
 
@@ -337,18 +359,15 @@ def _refuse_other_kinds(inner: Mapping[str, Any], own: Mapping[str, Any], where:
         raise UserError(f"{where}: attention_bias is on; a drafter's projections have no biases")
     if inner.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: hidden_act is {inner['hidden_act']!r}; a drafter's is 'silu'")
-    scaled = [key for key in ("output_multiplier", "input_embedding_scale") if own.get(key, 1.0) != 1.0]
-    capped = [
-        key for key in ("final_logit_softcapping", "attention_sink_bias", "projector_type") if own.get(key)
-    ]
+    capped = [key for key in ("attention_sink_bias", "projector_type") if own.get(key)]
     other = [key for key in own if key.startswith(("conv_", "selector_")) and own[key] is not None]
     if own.get("draft_vocab_size") not in (None, inner.get("vocab_size")):
         raise UserError(
             f"{where}: reduced vocabulary, {own['draft_vocab_size']} of the target's "
             f"{inner.get('vocab_size')}: not supported"
         )
-    if scaled or capped or other:
-        key = (scaled + capped + other)[0]
+    if capped or other:
+        key = (capped + other)[0]
         raise UserError(
             f"{where}: its config has {key!r}: not a plain DFlash drafter (DFlash 2 or a variant)"
         )
@@ -366,6 +385,12 @@ def _need(config: Mapping[str, Any], key: str, where: str) -> int:
     if not isinstance(value, int):
         raise UserError(f"{where}: its config has no {key}")
     return value
+
+
+def _number(value: Any, key: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < float("inf"):
+        raise UserError(f"{where}: {key} is {value!r}, not a positive number")
+    return float(value)
 
 
 def _plain(value: Any) -> Any:

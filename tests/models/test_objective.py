@@ -81,6 +81,27 @@ def test_loss_and_gradient(kind, chunk, given):
     assert not stats.requires_grad
 
 
+@pytest.mark.parametrize("kind", ["ce", "dpace", "kd"])
+def test_capped_logits_are_capped_in_the_loss_and_in_its_gradient(kind, given, monkeypatch):
+    hidden, head, labels, weights = given
+    hidden = hidden * 3.0
+    teacher = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(4)) if kind == "kd" else None
+    plain, ours = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    logits = 2.0 * torch.tanh(plain @ head.T / 2.0)
+    loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
+    if kind == "kd":
+        taught = F.log_softmax(2.0 * torch.tanh(teacher @ head.T / 2.0), -1)
+        part = F.kl_div(F.log_softmax(logits, -1), taught, log_target=True, reduction="none").sum(-1)
+        loss = 0.5 * loss + 0.5 * part
+    used = slow_dpace(loss.detach(), weights, 0.5) if kind == "dpace" else weights
+    (loss * used).sum().backward()
+    made = OBJECTIVES[kind](ObjectiveConfig(chunk_slots=7), 2.0)
+    found, _ = made(ours, head, labels, weights, 1.0, teacher)
+    found.backward()
+    assert float(found.detach()) == pytest.approx(float((loss * used).sum().detach()), rel=1e-5)
+    torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_statistics_count_acceptance_as_decoding_does(given):
     _, _, labels, weights = given
     head = torch.eye(VOCAB)

@@ -155,7 +155,12 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, message, shape, ten
         (lambda c: c.update(draft_vocab_size=100), "reduced vocabulary, 100 of the target's 300"),
         (lambda c: c["dflash_config"].update(draft_vocab_size=100), "reduced vocabulary, 100 of"),
         (lambda c: c.update(projector_type="mlp"), "'projector_type': not a plain"),
-        (lambda c: c["dflash_config"].update(output_multiplier=2.0), "'output_multiplier': not a plain"),
+        (
+            lambda c: c["dflash_config"].update(output_multiplier=-2.0),
+            "output_multiplier is -2.0, not a positive number",
+        ),
+        (lambda c: c.update(input_embedding_scale="5"), "input_embedding_scale is '5', not a positive"),
+        (lambda c: c.update(dflash_config=[1]), "dflash_config is a list, not an object"),
         (lambda c: c["dflash_config"].pop("mask_token_id"), "no mask_token_id"),
         (lambda c: c.pop("hidden_size"), "no hidden_size"),
         (lambda c: (c.pop("rope_theta"), c.pop("rope_parameters")), "no rope_theta"),
@@ -304,6 +309,22 @@ def test_weights_that_change_on_the_way_are_found(shape, tensors, info, tmp_path
     with pytest.raises(UserError, match="other logits"):
         export(shape, tensors, info, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_follows_the_target_is_said_in_the_release(shape, tensors, info, tmp_path):
+    follows = {"embedding_scale": 4.0, "logit_scale": 0.25, "logit_softcap": 30.0}
+    scaled, target = replace(shape, **follows), replace(info, **follows)
+    export(scaled, tensors, target, tmp_path / "out")
+    own = json.loads((tmp_path / "out" / "config.json").read_text())["dflash_config"]
+    assert (own["input_embedding_scale"], own["output_multiplier"]) == (4.0, 0.25)
+    assert own["final_logit_softcapping"] == 30.0
+    read, _ = load_released(tmp_path / "out")
+    check_same(read, scaled, "x")
+    check_against_target(shape, target, "x")  # an older release, which leaves it to the target
+    with pytest.raises(UserError, match=r"its input_embedding_scale is 4.0, target .* has 1.0"):
+        check_against_target(read, info, "x")
+    with pytest.raises(UserError, match="that form has no place for it; choose zlab"):
+        export(scaled, tensors, target, tmp_path / "spec", format="speculators")
 
 
 def test_a_compiled_drafter_is_released_like_any_other(shape, tensors, info, tmp_path):

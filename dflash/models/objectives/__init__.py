@@ -12,10 +12,10 @@ from steptime.registry import Registry
 OBJECTIVES: Registry[type[BlockObjective]] = Registry("objective", CrossEntropy, DPace, Distillation)
 
 
-def make_objective(config: ObjectiveConfig) -> BlockObjective:
-    """The objective that the settings name.
+def make_objective(config: ObjectiveConfig, softcap: float = 0.0) -> BlockObjective:
+    """The objective that the settings name, for a target whose logits are capped at `softcap` (0: not).
 
     Raises:
         UserError: there is none of that name.
     """
-    return OBJECTIVES[config.kind](config)
+    return OBJECTIVES[config.kind](config, softcap)

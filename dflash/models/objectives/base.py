@@ -67,6 +67,7 @@ class BlockObjective:
     Args:
         config: its settings; the defaults when left out. `chunk_slots` is rounded down to whole blocks (or
             one).
+        softcap: logits become `softcap * tanh(logits / softcap)`, as the target's do; 0: they stay.
 
     Attributes:
         needs_teacher: the target's last hidden states must travel with the batch.
@@ -75,8 +76,9 @@ class BlockObjective:
     name: ClassVar[str]
     needs_teacher: ClassVar[bool] = False
 
-    def __init__(self, config: ObjectiveConfig | None = None) -> None:
+    def __init__(self, config: ObjectiveConfig | None = None, softcap: float = 0.0) -> None:
         self.config = config or ObjectiveConfig()
+        self.softcap = softcap
         self._workspace: Workspace | None = None
 
     def slot_loss(
@@ -145,6 +147,13 @@ class BlockObjective:
             return torch.mm(states, head.t(), out=logits)
         return logits.copy_(torch.mm(states, head.t(), out=self._buffer("low", shape, states.dtype)))
 
+    def _cap(self, logits: torch.Tensor, name: str) -> torch.Tensor:
+        """Cap the logits in place; returns how each changes with what it was, of their shape."""
+        bend = self._buffer(name, logits.shape, torch.float32)
+        torch.square(logits.div_(self.softcap).tanh_(), out=bend)
+        logits.mul_(self.softcap)
+        return bend.neg_().add_(1.0)
+
     def _rounded(self, slope: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return self._buffer("low", slope.shape, dtype).copy_(slope)
 
@@ -207,10 +216,13 @@ def _chunk(
     """Statistics of a few blocks, and their gradient written into `grad`."""
     flat = labels.reshape(-1, 1)
     logits = objective._logits("draft", states, head)
+    bend = objective._cap(logits, "bend") if objective.softcap else None
     best, guess = logits.max(dim=-1, keepdim=True)
     taught = None
     if objective.needs_teacher and teacher is not None:
         taught = objective._logits("teacher", teacher, head)
+        if objective.softcap:
+            objective._cap(taught, "teacher bend")
     loss, slope, total, share = objective.slot_loss(logits, best, flat, taught)
     loss = loss.view_as(labels)
     base, weights = weights, objective.slot_weights(loss, weights)
@@ -218,6 +230,8 @@ def _chunk(
         factor = (weights * scale).view(-1, 1)
         slope.mul_(factor if total is None else factor / total)
         slope.scatter_add_(1, flat, factor * -share)
+        if bend is not None:
+            slope.mul_(bend)
         torch.mm(
             slope if slope.dtype == head.dtype else objective._rounded(slope, head.dtype), head, out=grad
         )

@@ -1,7 +1,9 @@
-"""Functions compiled by `torch.compile` that never fall back to eager in silence."""
+"""Functions compiled by `torch.compile` that never fall back to eager in silence, and compiles where none
+should be."""
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -42,3 +44,37 @@ def compiled(function: F, name: str, *, dynamic: bool, backend: str | Callable[.
     return cast(
         F, compiler(own, fullgraph=True, dynamic=dynamic, backend=backend, recompile_limit=MOST_FORMS)
     )
+
+
+class CompileWatch:
+    """What torch compiled in this process since the watch was made, in any thread, by torch's own records.
+
+    For a stretch that is timed and not counted: it costs nothing until it is asked. torch keeps its last 64
+    records, so of more than those the number is too low."""
+
+    def __init__(self) -> None:
+        self._before = {id(record): record for record in _records()}
+
+    def told(self) -> list[str]:
+        """One line for each function: where, how often, why the last time. Empty: nothing was compiled."""
+        found: dict[str, list[Any]] = {}
+        for record in _records():
+            if id(record) not in self._before:
+                found.setdefault(_place_of(record), []).append(record)
+        return [
+            f"torch compiled {place} {len(records)} x meanwhile"
+            + (f": {reason}" if (reason := records[-1].recompile_reason) else "")
+            for place, records in found.items()
+        ]
+
+
+def _place_of(record: Any) -> str:
+    if record.co_name is None:
+        return f"a backward (of compile {record.compile_id})"
+    return f"{record.co_name} ({record.co_filename}:{record.co_firstlineno})"
+
+
+def _records() -> list[Any]:
+    # Importing the compiler takes seconds: where nobody has, nothing was compiled.
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return [] if compiler is None else list(compiler.get_compilation_metrics())

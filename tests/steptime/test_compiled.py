@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 from dflash.device import Device
 from dflash.observe.syncs.guard import GuardScopes
-from steptime.regions import compiled
+from steptime.regions import CompileWatch, compiled
 from steptime.syncs.compiled import COMPILE, EAGER, HOOKS, RECOMPILE
 from steptime.syncs.counting import CountingScopes
 from steptime.syncs.scopes import ALLOCATION, OPERATION, WORK, SyncNotAllowed, allowed_sync
@@ -401,3 +401,20 @@ def test_regions_of_one_function_do_not_share_their_forms() -> None:
     for function in (first, second):
         assert torch.equal(function(leaf()), small(leaf()))
     assert counter.frame_count == 2
+
+
+def test_a_watch_tells_what_was_compiled_and_why() -> None:
+    function = compiled(small, "watched_region", dynamic=False, backend="eager")
+    function(leaf(3))
+    watch = CompileWatch()
+    function(leaf(3))
+    assert watch.told() == []
+    threads = [threading.Thread(target=function, args=(leaf(size),)) for size in (4, 5)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    (line,) = watch.told()
+    assert line.startswith(f"torch compiled watched_region ({__file__}:")
+    assert "2 x meanwhile: " in line
+    assert "size mismatch at index 0" in line
+    assert CompileWatch().told() == []

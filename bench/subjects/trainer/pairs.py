@@ -29,6 +29,7 @@ from bench.subjects.trainer.injected import Injected, InjectedSink
 from bench.subjects.trainer.stage_speed import slowest_stage
 from dflash.config import Config
 from dflash.observe.accounting import Account
+from steptime.regions import CompileWatch
 
 if TYPE_CHECKING:
     from dflash.observe.observer import Observer
@@ -97,6 +98,7 @@ class PairTrainer:
         self._injected: list[Injected] = []
         self._stepper: PairStepper | None = None
         self._tokens: list[int] = []
+        self._compiles = CompileWatch()
         self._step_s = 0.0
         self._read_step = 0
         self._primed = False
@@ -181,6 +183,7 @@ class PairTrainer:
         faults = [f"collector {name} switched itself off: {error}" for name, error in summary.failed.items()]
         if fault is not None:
             faults.append(f"a tick of the monitor failed: {type(fault).__name__}: {fault}")
+        faults += self._compiles.told()
         dropped = [f"sink {name} dropped {count} rows" for name, count in summary.dropped.items() if count]
         return SubjectResult(
             losses=[(row.step, row.loss) for row in result.scalars],
@@ -319,6 +322,7 @@ class PairTrainer:
         if step == self.warmup - 1 - self.groups:
             self._step_s = now
         elif step == self.warmup - 1:
+            self._compiles = CompileWatch()
             self._step_s = (now - self._step_s) / self.groups
             for one in self._injected:
                 one.set_turns(self._step_s, self.plan.per_step)

@@ -41,6 +41,7 @@ from dflash.config import Config
 from dflash.data.batch import BatchSpec
 from dflash.data.plan import Plan
 from dflash.device import Device
+from steptime.regions import CompileWatch
 
 if TYPE_CHECKING:
     from dflash.observe.observer import Observer
@@ -138,6 +139,7 @@ class TrainerSubject:
         self.trainer: Trainer | None = None
         self.observer: Observer | None = None
         self._tokens: list[int] = []
+        self._compiles = CompileWatch()
         self._stepper: Stepper | None = None
         self._barrier = DrainedBarrier(self.warmup - 1)
         self._gpu_delay: GpuDelay | None = None
@@ -202,8 +204,9 @@ class TrainerSubject:
             notes=tuple(
                 f"sink {name} dropped {count} rows" for name, count in summary.dropped.items() if count
             ),
-            faults=tuple(
-                f"collector {name} switched itself off: {error}" for name, error in summary.failed.items()
+            faults=(
+                *(f"collector {name} switched itself off: {error}" for name, error in summary.failed.items()),
+                *self._compiles.told(),
             ),
         )
 
@@ -258,6 +261,8 @@ class TrainerSubject:
         """Step boundary of drafter 0; False ends the run."""
         stepper = self._stepper
         assert stepper is not None
+        if step == self.warmup - 1:
+            self._compiles = CompileWatch()
         if step >= self.warmup - 1:
             stepper(step, self._tokens[step % self.cycle])
             if stepper.pause_step != self._barrier.step:

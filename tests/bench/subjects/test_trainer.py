@@ -289,6 +289,16 @@ def test_a_planted_collector_joins_the_others(tmp_path: Path) -> None:
     assert check_losses(taken, result.losses, subject.cycle).difference == ""
 
 
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_compile_while_segments_are_timed_makes_the_run_invalid(tmp_path: Path) -> None:
+    arms = Arm("off"), Arm("only:compile", frozenset({"compile"}))
+    _, result = run(TrainerSubject(small_config(tmp_path), plant="compile"), requests(*arms))
+    (fault,) = result.faults
+    assert fault.startswith("torch compiled planted (")
+    assert "planted.py" in fault
+
+
 def test_the_window_of_the_plan_is_the_one_most_like_the_whole() -> None:
     lengths = np.random.default_rng(0).integers(5, 64, 200)
     plan = EpochPlan(lengths, (32, 64), 2, seed=1)

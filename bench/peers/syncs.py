@@ -295,7 +295,7 @@ def summary(rows: Sequence[Counted]) -> str:
 def places(rows: Sequence[Counted]) -> str:
     """Every line that waits."""
     body = [
-        (row.name, row.what, kind, f"`{str(place).rpartition(' ')[0]}`", place.function, f"{n / row.steps:g}")
+        (row.name, row.what, kind, f"`{place.where}`", place.function, f"{n / row.steps:g}")
         for row in rows
         for (_, kind, place), n in sorted(row.counts.items(), key=lambda item: (item[0][2], item[0][1]))
     ]

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bench.syncs.difference import Counts, counts_table
 from steptime.syncs.counting import summed, watched
-from steptime.syncs.scopes import WORK, Ledger, Scope
+from steptime.syncs.scopes import GRAPH, OPERATION, WORK, Ledger, Scope
 
 MAIN = "main"
 
@@ -68,6 +68,15 @@ class SyncCount:
     def work(self, kind: str) -> int:
         """Sum of one kind of device work, e.g. "operation"."""
         return sum(n for (_, found, _), n in self.counts.items() if found == kind)
+
+    @property
+    def graphs(self) -> int:
+        """Compiled graphs that ran, backward ones too; known when device work is counted."""
+        return sum(
+            n
+            for (_, kind, place), n in self.counts.items()
+            if kind == OPERATION and place.function.startswith(GRAPH)
+        )
 
     def table(self, tablefmt: str = "simple", *, work: bool = False) -> str:
         """Role, kind, file:line, function and how many, for each step where steps are known."""

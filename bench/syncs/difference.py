@@ -38,7 +38,7 @@ def table(rows: Sequence[CountRow], tablefmt: str = "simple") -> str:
     """Role, kind, file:line, function, off, on; a sentence when nothing differs."""
     if not rows:
         return "no difference: the same syncs and the same device work, off and on"
-    body = [(row.role, row.kind, _where(row.place), row.place.function, row.off, row.on) for row in rows]
+    body = [(row.role, row.kind, row.place.where, row.place.function, row.off, row.on) for row in rows]
     return tabulate(body, headers=("role", "kind", "file:line", "function", "off", "on"), tablefmt=tablefmt)
 
 
@@ -48,12 +48,8 @@ def counts_table(counts: CountMap, steps: int = 0, tablefmt: str = "simple", *, 
     if not chosen:
         return "no host sync"
     body = [
-        (role, kind, _where(place), place.function, n / steps if steps else n)
+        (role, kind, place.where, place.function, n / steps if steps else n)
         for (role, kind, place), n in sorted(chosen, key=lambda item: (-item[1], item[0]))
     ]
     headers = ("role", "kind", "file:line", "function", "per step" if steps else "count")
     return tabulate(body, headers=headers, tablefmt=tablefmt, floatfmt="g")
-
-
-def _where(place: Place) -> str:
-    return str(place).rpartition(" ")[0]

@@ -40,7 +40,9 @@ def report(counted: SyncCount, *, work: bool = False) -> str:
         return nothing_counted(counted)
     else:
         head = f"{counted.total} host syncs in the whole run, which took no optimizer step"
-    return f"{head}\n\n{counted.table(work=work)}"
+    graphs = counted.graphs
+    tail = f"\n\n{graphs} compiled graphs ran; inside one only waits are seen." if graphs and work else ""
+    return f"{head}\n\n{counted.table(work=work)}{tail}"
 
 
 def nothing_counted(counted: SyncCount) -> str:

@@ -225,7 +225,7 @@ def entered(simulation: Simulation) -> Iterator[None]:
             yield
             return
         scope = Scope(host.role, True, Ledger())
-        scope.simulated = True
+        scope.simulated = scope.unfused = True
         functions = SimulatedFunctions(simulation)
         scope.function_mode = functions
         calls.install()

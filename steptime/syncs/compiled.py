@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
 import weakref
@@ -33,7 +34,7 @@ from torch.utils import _python_dispatch as operators
 
 from steptime.syncs.dispatch import WatchingMode
 from steptime.syncs.rules import tensors_in
-from steptime.syncs.scopes import OPERATION, Region, Scope, calling_place, current_scope, entered
+from steptime.syncs.scopes import GRAPH, OPERATION, Region, Scope, calling_place, current_scope, entered
 
 COMPILE, RECOMPILE = "compile", "recompile"
 EAGER = "compiled function ran eager"
@@ -88,6 +89,11 @@ def _entering(original: Callable[..., Any]) -> Callable[..., Any]:
         frame = sys._getframe(1)
         if frame.f_code is _CALL:
             scope = current_scope()
+            if scope is not None and scope.unfused:
+                if frame.f_locals["fullgraph_count_enabled"]:
+                    # Or torch would count compiled frames, and raise for want of any.
+                    eval_frame.set_fullgraph_compiled_frame_count(-1)
+                return original(None)
             if scope is not None:
                 _enter_function(frame, scope)
         elif frame.f_code is _OUTSIDE:
@@ -188,7 +194,7 @@ def _enter_graph(frame: FrameType, scope: Scope, *, backward: bool) -> None:
             region.graphs += 1
         if nodes is not None:
             name += f", {nodes} nodes"
-    place = place._replace(function=f"compiled graph: {name}")
+    place = place._replace(function=GRAPH + name)
     if scope.on_device:
         scope.record(OPERATION, 1, place)
     scope.graph = place
@@ -200,7 +206,8 @@ def _record(scope: Scope, kind: str, name: str) -> None:
 
 
 def _name_of(function: Any) -> str:
-    owner = getattr(function, "__self__", None)
+    function = inspect.unwrap(function)
+    owner = getattr(function, "__self__", function)
     if isinstance(owner, torch.nn.Module):
         return type(owner).__qualname__
     return getattr(function, "__qualname__", type(function).__qualname__)

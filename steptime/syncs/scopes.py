@@ -30,6 +30,8 @@ WORK = frozenset({OPERATION, ALLOCATION, COPY_TO_DEVICE, COPY_TO_HOST, BYTES_TO_
 """Kinds that count device work; every other kind is a host sync."""
 
 
+GRAPH = "compiled graph: "
+"""How the function of a place begins that is a whole compiled graph."""
 DEVICE, EVENT = "device synchronize", "event synchronize"
 
 
@@ -40,8 +42,13 @@ class Place(NamedTuple):
     line: int
     function: str
 
+    @property
+    def where(self) -> str:
+        """file:line, the file below the repository or site-packages."""
+        return f"{_short(self.file)}:{self.line}"
+
     def __str__(self) -> str:
-        return f"{_short(self.file)}:{self.line} {self.function}"
+        return f"{self.where} {self.function}"
 
 
 class Key(NamedTuple):
@@ -105,6 +112,7 @@ class Scope:
         free_value: the value being assigned is a Python number, which needs no copy.
         simulated: its device is a part of the CPU that goes by the name of `cpu:0`.
         warmup: syncs of so many first steps are not counted; -1: all are, also those before the first step.
+        unfused: compiled functions run as single operators here, whole and under both modes.
         function_mode: to be entered again where PyTorch leaves it (around backward).
         region: the compiled function that runs, or None.
         graph: where the compiled graph is called that runs, or None: only waits count inside, at this place.
@@ -125,6 +133,7 @@ class Scope:
         "simulated",
         "step",
         "steps_seen",
+        "unfused",
         "warmup",
     )
 
@@ -137,7 +146,7 @@ class Scope:
         self.label: str | None = None
         self.placing: str | None = None
         self.free_value = False
-        self.simulated = False
+        self.simulated = self.unfused = False
         self.function_mode: AbstractContextManager[object] | None = None
         self.region: Region | None = None
         self.graph: Place | None = None

@@ -134,7 +134,7 @@ def test_a_mode_that_asks_for_every_operator_would_run_eager(monkeypatch: pytest
     assert by_kind(scopes, work=True)[OPERATION] == 3
 
 
-def test_backward_is_one_operation_by_name_in_whichever_thread() -> None:
+def test_backward_is_one_operation_by_name() -> None:
     function = compiled(small, "small_region", dynamic=False, backend="aot_eager")
     function(leaf()).backward()
     scopes = counted(lambda: function(leaf()).backward())
@@ -143,6 +143,27 @@ def test_backward_is_one_operation_by_name_in_whichever_thread() -> None:
         "compiled graph: backward of small_region": 1,
     }
     assert by_kind(scopes) == {}
+
+
+def test_backward_in_a_thread_of_autograds_is_charged_by_the_mode_that_it_inherits() -> None:
+    """As on CUDA: that thread has the dispatch modes of the caller, and no scope of its own."""
+    function = compiled(small, "small_region", dynamic=False, backend="aot_eager")
+    scopes = CountingScopes()
+    scopes.arm()
+    with scopes.enter("drafter/0", Device("cpu")):
+        loss = function(leaf())
+        (mode,) = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+        def device_thread() -> None:
+            with mode:
+                loss.backward()
+                assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == [mode]
+
+        thread = threading.Thread(target=device_thread)
+        thread.start()
+        thread.join()
+    assert graphs(scopes)["compiled graph: backward of small_region"] == 1
+    assert by_kind(scopes) == {COMPILE: 2}
 
 
 def test_backward_compiled_on_its_first_call_shows() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo
 
 from bench import cli
 from bench.syncs.count import count_syncs
 from dflash.observe.syncs import allowed_sync
 from steptime.errors import UserError
+from steptime.syncs.scopes import WORK
 
 SCRIPT = """
 import sys
@@ -112,6 +114,40 @@ def test_script_with_a_sync(script: str, capsys: pytest.CaptureFixture[str], tmp
     assert tree["schema"] == "dflash-syncs/1"
     assert tree["counts"][0]["where"].endswith("train.py:13 <module>")
     assert main(["--fail", "--", script, "--read"]) == 1
+
+
+COMPILED = """
+import torch
+
+model = torch.compile(torch.nn.Linear(4, 4), backend="aot_eager", dynamic=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+inputs = [torch.randn(8 + {growth} * step, 4) for step in range(6)]
+for rows in inputs:
+    model(rows).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("growth", "per_step"), [(0, 0.0), (1, 2.0)])
+def test_a_compiled_script_is_counted_compiled_and_its_recompiles_are_syncs(
+    growth: int, per_step: float, tmp_path: Path
+) -> None:
+    from bench.syncs.run_script import report, run
+
+    torch._dynamo.reset()
+    path = tmp_path / "train.py"
+    path.write_text(COMPILED.format(growth=growth))
+    code, counted = run(path, [], device="cpu", warmup=2, work=True)
+    assert (code, counted.steps) == (0, 4)
+    assert counted.total / counted.steps == per_step
+    assert {kind for _, kind, _ in counted.counts if kind not in WORK} == (
+        {"compile", "recompile"} if growth else set()
+    ), "forward again, and its backward"
+    assert counted.graphs == 2 * counted.steps
+    told = report(counted, work=True)
+    assert "compiled graph: Linear, 5 nodes" in told
+    assert "8 compiled graphs ran; inside one only waits are seen." in told
 
 
 def test_the_scripts_exit_code_is_kept(script: str) -> None:

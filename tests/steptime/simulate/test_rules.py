@@ -205,3 +205,19 @@ class TestEvents:
                 while not event.query():
                     asked[-1] += 1
             assert set(asked) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_compiled_function_runs_as_single_operators_each_under_the_rules(simulation, whole):
+    def add(x, y):
+        return (x + 1) * y
+
+    function = torch.compile(add, backend="inductor", fullgraph=whole)
+    x = torch.ones(2, device=CPU_0)
+    made = function(x, x)
+    assert made.device == CPU_0
+    assert made.tolist() == [2.0, 2.0]
+    with pytest.raises(Misuse, match="sim:0 and sim:1"):
+        function(x, torch.ones(2, device=CPU_1))
+    made.add_(1)
+    assert made.tolist() == [3.0, 3.0]

@@ -20,7 +20,7 @@ COMMANDS = {
     "baseline": "are we drifting from the stored figure?",
     "selfcheck": "how often is the harness wrong?",
     "syncs": "count the host syncs of any PyTorch program",
-    "gpu-check": "does everything about counting hold on this GPU?",
+    "gpu-check": "day one on a GPU: is everything as claimed there?",
 }
 HELP = "Measures what the trainer's metrics cost, and whether one commit is slower than another."
 EPILOG = """\b

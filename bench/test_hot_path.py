@@ -172,7 +172,7 @@ def test_a_sink_that_is_stuck_costs_the_worker_nothing(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_an_event_pair_is_cheap() -> None:
-    from bench.syncs.faults.gpu_check import event_cost
+    from bench.gpu_check.stages.events import event_cost
 
     found = event_cost()
     print(found)

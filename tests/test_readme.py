@@ -1,7 +1,7 @@
 """Every command of a page runs: with a user's small data in place of long runs, and nothing else changed.
 
-The pages are those that people write. Programs make docs/metrics.md and docs/syncs.md, and other tests hold
-those.
+The pages are those that people write. Programs make docs/metrics.md, docs/syncs.md and, on a GPU,
+docs/gpu-check.md, and other tests hold those.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dflash.cli import run
 from tests.pipeline.run import SMALL, write_ids
 
 ROOT = Path(__file__).parent.parent
-MADE = ("metrics.md", "syncs.md")
+MADE = ("metrics.md", "syncs.md", "gpu-check.md")
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "baselines/README.md")),
     *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in MADE),

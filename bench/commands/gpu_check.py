@@ -1,30 +1,75 @@
-"""`python -m bench gpu-check`: everything about counting that needs a CUDA GPU, in under five minutes."""
+"""`python -m bench gpu-check`: day one on a GPU."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.arguments import option
+from bench import arguments, files
+from bench.arguments import option, to_names
+from bench.child_process import ROOT
+
+if TYPE_CHECKING:
+    from bench.gpu_check.stage import Stage
+
+PAGE = ROOT / "docs" / "gpu-check.md"
+NO_GPU = 2
+
+EPILOG = """\b
+exit codes:
+  0 every stage is as claimed
+  1 not: something differs, was not counted, not armed, or not run
+  2 no CUDA device (what would be run is printed), or a usage error"""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("gpu-check")(gpu_check)
+    app.command("gpu-check", epilog=EPILOG)(gpu_check)
 
 
 def gpu_check(
-    out: Annotated[
-        str,
-        option("--out DIR", "folder for gpu-check.json and gpu-check.md (default gpu-check)"),
-    ] = "gpu-check",
+    stages: Annotated[str, option("--stages A,B", "only these; docs/gpu-check.md is then left alone")] = "",
+    out: arguments.Out = None,
 ) -> int:
-    """Everything about counting that needs a CUDA GPU, in under five minutes: one JSON and one Markdown page.
+    """Everything that only a GPU can show, in ten minutes at most: counts by every way, races, equal bits,
+    speed, attention, overhead, gate, NVML. Writes docs/gpu-check.md."""
+    from bench.gpu_check.registry import STAGES
 
-    Exit codes: 0 everything as claimed, 1 not, 4 no CUDA device and nothing written.
+    names = to_names(stages)
+    chosen = STAGES.chosen(names) if names else tuple(STAGES)
+    return check(chosen, out, None if names else PAGE)
+
+
+def check(stages: Sequence[Stage], out: str | None, page_path: Path | None) -> int:
+    """Run the stages; exit code. What each found lies in the folder as it ends, and so does the page.
+
+    Args:
+        page_path: where the page goes in the end, too; None: a part of the stages is no check.
     """
-    from bench.syncs.faults.gpu_check import check_gpu
+    import torch
 
-    return check_gpu(Path(out))
+    from bench.gpu_check.conductor import plan_table, run_stages, say
+    from bench.gpu_check.page import Heading, page
+    from bench.machine import identity
+    from bench.machine.commit import read_commit
+
+    if not torch.cuda.is_available():
+        print("no CUDA device here: nothing is checked, and no page is written. On a GPU this would run:\n")
+        print(plan_table(stages))
+        return NO_GPU
+    folder = files.choose_folder(out, "gpu-check")
+    heading = Heading(files.now_utc(), identity.identify(), read_commit())
+    text, red = "", True
+    for outcomes in run_stages(stages, folder, say):
+        text = page(heading, outcomes, part=page_path is None)
+        red = any(outcome.red for outcome in outcomes)
+        files.write(folder / "gpu-check.md", text)
+    if page_path is not None:
+        files.write(page_path, text)
+    print(page_path or folder / "gpu-check.md")
+    print("red" if red else "every stage is as claimed", file=sys.stderr)
+    return int(red)

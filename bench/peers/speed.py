@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,17 @@ class Shape:
         return DTYPES[self.dtype]
 
 
-def make_step(shape: Any) -> tuple[Step, int]:
-    """Our step and the number of trained parameters. `shape` needs the attributes of `Shape`."""
-    dtype = shape.torch_dtype
+def make_step(
+    shape: Any, device: str = "cpu", *, attention: str = "auto", compiled: str | None = None
+) -> tuple[Step, int]:
+    """Our step and the number of trained parameters. `shape` needs the attributes of `Shape`.
+
+    Args:
+        attention: as in `drafter.attention`.
+        compiled: the drafter's modules through `torch.compile` with this backend, in place of the written-out
+            pass.
+    """
+    dtype, place = shape.torch_dtype, torch.device(device)
     drafter = Drafter(
         DrafterShape(
             hidden_size=shape.hidden,
@@ -75,18 +83,24 @@ def make_step(shape: Any) -> tuple[Step, int]:
             mask_token_id=shape.vocab - 1,
             target_layers=12,
             target_layer_ids=tuple(range(1, 1 + shape.taps)),
+            attention=attention,
         )
     )
-    flat = FlatParameters(drafter, torch.device("cpu"), dtype)
-    drafter.stack = Stack(drafter, flat)
+    flat = FlatParameters(drafter, place, dtype)
+    forward: Callable[..., torch.Tensor] = drafter
+    if compiled is None:
+        drafter.stack = Stack(drafter, flat)
+    else:
+        forward = torch.compile(drafter, backend=compiled)
     optimizer = FlatAdamW(flat, clip=1.0)
     objective = CrossEntropy()
     geometry = BlockGeometry(shape.anchors, shape.block)
-    given = _inputs(shape)
+    given = _inputs(shape, device)
     generator = torch.Generator().manual_seed(1)
-    embedding = torch.randn(shape.vocab, shape.hidden, generator=generator).to(dtype)
-    head = (torch.randn(shape.vocab, shape.hidden, generator=generator) * shape.hidden**-0.5).to(dtype)
-    ids, mask = given["ids"].numpy(), np.ones((shape.batch, shape.context), bool)
+    embedding = torch.randn(shape.vocab, shape.hidden, generator=generator).to(place, dtype)
+    head = torch.randn(shape.vocab, shape.hidden, generator=generator) * shape.hidden**-0.5
+    head = head.to(place, dtype)
+    ids, mask = given["ids"].cpu().numpy(), np.ones((shape.batch, shape.context), bool)
     rng = np.random.default_rng(0)
     starts = np.zeros((shape.batch, shape.anchors), np.int64)
 
@@ -95,10 +109,11 @@ def make_step(shape: Any) -> tuple[Step, int]:
         anchors, keep = (np.stack(parts) for parts in zip(*drawn, strict=True))
         labels, weights = slot_labels(ids, mask, anchors, keep, geometry)
         limits = context_limits(anchors, keep, starts, shape.context)
-        places = (torch.from_numpy(array) for array in (anchors, keep, starts))
-        hidden = drafter(given["tapped"], given["ids"], *places, embedding, limits)
+        places = (torch.from_numpy(array).to(place) for array in (anchors, keep, starts))
+        hidden = forward(given["tapped"], given["ids"], *places, embedding, limits)
         scale = 1.0 / float(weights.sum())
-        loss, _ = objective(hidden, head, torch.from_numpy(labels), torch.from_numpy(weights), scale)
+        wanted, shares = (torch.from_numpy(array).to(place) for array in (labels, weights))
+        loss, _ = objective(hidden, head, wanted, shares, scale)
         loss.backward()
         optimizer.step(1e-4)
         flat.zero_grad()
@@ -107,14 +122,15 @@ def make_step(shape: Any) -> tuple[Step, int]:
     return step, sum(parameter.numel() for parameter in drafter.parameters())
 
 
-def _inputs(shape: Any) -> dict[str, torch.Tensor]:
+def _inputs(shape: Any, device: str = "cpu") -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     size = (shape.batch, shape.context)
-    return {
+    made = {
         "ids": torch.randint(0, shape.vocab - 1, size, generator=generator),
         "tapped": torch.randn(*size, shape.taps * shape.hidden, generator=generator).to(shape.torch_dtype),
         "last": torch.randn(*size, shape.hidden, generator=generator).to(shape.torch_dtype),
     }
+    return {name: tensor.to(device) for name, tensor in made.items()}
 
 
 def _qwen3_config(shape: Shape) -> Any:
@@ -147,7 +163,7 @@ def _plain_step(parameters: list[Any], loss_of: Callable[[], torch.Tensor]) -> t
     return step, sum(parameter.numel() for parameter in parameters)
 
 
-def specforge_step(shape: Shape) -> tuple[Step, int]:
+def specforge_step(shape: Shape, device: str = "cpu", backend: str = "sdpa") -> tuple[Step, int]:
     """SpecForge's drafter in its training wrapper, attention by SDPA (its flex path needs a GPU)."""
     from specforge.algorithms.common.dflash_family_model import OnlineDFlashModel
     from specforge.modeling.draft.dflash import DFlashDraftModel
@@ -158,20 +174,20 @@ def specforge_step(shape: Shape) -> tuple[Step, int]:
         "mask_token_id": shape.vocab - 1,
         "target_layer_ids": list(range(1, 1 + shape.taps)),
     }
-    head = torch.nn.Linear(shape.hidden, shape.vocab, bias=False).to(dtype).requires_grad_(False)
-    embedding = torch.nn.Embedding(shape.vocab, shape.hidden).to(dtype).requires_grad_(False)
-    drafter = DFlashDraftModel(config).to(dtype)
+    head = torch.nn.Linear(shape.hidden, shape.vocab, bias=False).to(device, dtype).requires_grad_(False)
+    embedding = torch.nn.Embedding(shape.vocab, shape.hidden).to(device, dtype).requires_grad_(False)
+    drafter = DFlashDraftModel(config).to(device, dtype)
     model = OnlineDFlashModel(
         drafter,
         head,
         embedding,
         shape.vocab - 1,
         shape.block,
-        attention_backend="sdpa",
+        attention_backend=backend,
         num_anchors=shape.anchors,
         loss_decay_gamma=7.0,
     )
-    given, mask = _inputs(shape), torch.ones(shape.batch, shape.context)
+    given, mask = _inputs(shape, device), torch.ones(shape.batch, shape.context, device=device)
     return _plain_step(list(drafter.parameters()), lambda: model(given["ids"], given["tapped"], mask)[0])
 
 
@@ -242,15 +258,25 @@ def compare(shape: Shape, rounds: int, warmup: int = 3) -> Compared:
     for step, _ in made.values():
         for _ in range(warmup):
             step()
-    seconds: dict[str, list[float]] = {name: [] for name in made}
-    names = list(made)
+    seconds = in_turns({name: step for name, (step, _) in made.items()}, rounds)
+    return Compared(shape, seconds, {name: parameters for name, (_, parameters) in made.items()})
+
+
+def in_turns(
+    steps: Mapping[str, Step], rounds: int, wait: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds of every step by round, each round in another order. `wait`: until the device is done."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
     for index in range(rounds):
         shift = index % len(names)
         for name in names[shift:] + names[:shift]:
+            wait()
             began = time.perf_counter()
-            made[name][0]()
+            steps[name]()
+            wait()
             seconds[name].append(time.perf_counter() - began)
-    return Compared(shape, seconds, {name: parameters for name, (_, parameters) in made.items()})
+    return seconds
 
 
 def table(results: Sequence[Compared]) -> str:

@@ -122,6 +122,7 @@ class Session:
     time_s: float
     seed: int = 0
     clock: Callable[[], float] = time.monotonic
+    tell: Callable[[Sequence[Found]], None] = lambda found: None
     found: list[Found] = field(default_factory=list)
     taken: list[Segment] = field(default_factory=list)
 
@@ -151,7 +152,9 @@ class Session:
             for half in (1, -1):
                 on = frozenset(name for name, sign in zip(names, signs[-1], strict=True) if sign == half)
                 yield Request(on, steps, group, part.layer, len(signs) - 1, (1 - half) // 2)
-        self.found += fit(part, names, signs, self.taken, steps)
+        found = fit(part, names, signs, self.taken, steps)
+        self.found += found
+        self.tell(found)
 
     def on_segment(self, segment: Segment) -> None:
         self.taken.append(segment)
@@ -191,10 +194,16 @@ def fit(
     ]
 
 
-def run(subject: PairSubject, wanted: Sequence[Part], time_s: float, seed: int = 0) -> list[Found]:
-    """Measure the parts on a subject that has their switches."""
+def run(
+    subject: PairSubject,
+    wanted: Sequence[Part],
+    time_s: float,
+    seed: int = 0,
+    tell: Callable[[Sequence[Found]], None] = lambda found: None,
+) -> list[Found]:
+    """Measure the parts on a subject that has their switches; `tell` gets each when it is done."""
     clock = getattr(subject, "clock_s", time.monotonic)
-    session = Session(wanted, subject.groups, time_s, seed, clock)
+    session = Session(wanted, subject.groups, time_s, seed, clock, tell)
     try:
         subject.open()
         result = subject.run_pairs(session.requests(), session.on_segment)
@@ -240,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [part for part in parts(subject.periods) if not only or part.name in only]
     if not wanted:
         parser.error(f"--only {asked.only}: no such part")
-    print(table(run(subject, wanted, 60.0 * asked.minutes, asked.seed)))
+    run(subject, wanted, 60.0 * asked.minutes, asked.seed, lambda found: print(table(found), flush=True))
     return 0
 
 

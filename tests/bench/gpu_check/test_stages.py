@@ -33,9 +33,12 @@ from bench.gpu_check.stages import (
     tests,
 )
 from bench.peers import speed
+from bench.records.types import Arm, Commit, ConfigRef, Machine
 from bench.subjects.trainer.counts import Proof
 from steptime.syncs.scopes import Place
 from tests.bench.machine.test_machine import Nvml
+from tests.bench.make import counts as made_counts
+from tests.bench.make import made_receipt
 from tests.waiting import HANG_S
 
 fault = pytest.mark.fault
@@ -414,6 +417,19 @@ def test_a_receipt_that_is_as_claimed(read: Callable[..., Found]) -> None:
         found = read(ended(code), receipt(verdict=verdict))
         assert clean(found)
         assert found.looked_at == 3
+
+
+def test_the_receipts_of_the_harness_are_read() -> None:
+    """Written by the harness itself: names that change there are not silently missed here."""
+    machine = Machine("cpu-x", "x", 2, (), {})
+    whole = made_receipt(machine, ConfigRef("tiny", "d"), Commit("c"))
+    arms = tuple(Arm(name) for name in whole.arms)
+    armed = dataclasses.replace(whole, counts=made_counts(arms), losses_equal=True)
+    for read in (overhead.read, gate.read):
+        assert clean(read(ended(0), json.loads(armed.to_json())))
+        assert not clean(read(ended(0), json.loads(whole.to_json()))), "made without counts"
+    (table,) = overhead.read(ended(0), json.loads(armed.to_json())).tables
+    assert table.rows[-1][0] == "all"
 
 
 UNARMED = {"off": {"armed": False, "operations": None, "unavailable": ["GPU trace: no hook"]}}

@@ -47,8 +47,8 @@ def test_one_loss_moved_is_rounding_up_to_the_bound_and_different_past_it(
 )
 def test_what_is_not_rounding(second: tuple[float, ...], step: int) -> None:
     for dtype in ROUNDING:
-        for pair in ((TRACE, second), (second, TRACE)):
-            found = compare(*pair, dtype)
+        for one, other in ((TRACE, second), (second, TRACE)):
+            found = compare(one, other, dtype)
             assert (found.kind, found.step) == ("different", step)
             assert f"step {step}" in found.text
 

@@ -126,6 +126,15 @@ class FlatAdamW:
         self.flat.refresh_working()
         return norm
 
+    @torch.no_grad()
+    def warm(self) -> None:
+        """Launch everything that a step launches and change nothing: the kernel leaves alone what `found_inf`
+        marks."""
+        self._found_inf.fill_(1.0)
+        self.step(0.0)
+        self._found_inf.zero_()
+        self.steps -= 1
+
     def _widened(self, piece: slice) -> torch.Tensor:
         """A piece of the gradient in float32."""
         grad = self.flat.grad[piece]

@@ -57,6 +57,14 @@ TRAIN_METRICS = (
     ),
     Metric("train/grad_norm", "1", "instant", "norm of the gradient before clipping", _RING),
     Metric("train/lr", "1", "instant", "learning rate of the step", "the schedule, on the host"),
+    Metric(
+        "train/drafters_missing",
+        "drafters",
+        "instant",
+        "drafters whose scalars of the step were dropped, so that the other figures are of the rest; absent "
+        "when none were",
+        "rows that found the pinned ring full (`observe.ring`), joined by their step",
+    ),
 )
 
 

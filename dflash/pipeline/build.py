@@ -151,14 +151,18 @@ def build_replica(inputs: Inputs, target: Target, index: int) -> Replica:
     settings, train = config.drafter, config.train
     device = Device(settings.devices[index])
     dtype = torch_dtype(settings.dtype)
-    drafter = Drafter(shape, train.seed)
-    flat = FlatParameters(drafter, device.torch, dtype)
-    drafter.stack = Stack(drafter, flat)
-    if settings.init:
-        warm_start(flat, settings.init, shape)
-    optimizer = FlatAdamW(
-        flat, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, clip=train.clip
-    )
+    # On the streams that will train: memory goes back to the stream that asked for it.
+    with target.device.active(), device.active():
+        drafter = Drafter(shape, train.seed)
+        flat = FlatParameters(drafter, device.torch, dtype)
+        drafter.stack = Stack(drafter, flat)
+        if settings.init:
+            warm_start(flat, settings.init, shape)
+        optimizer = FlatAdamW(
+            flat, betas=train.betas, eps=train.eps, weight_decay=train.weight_decay, clip=train.clip
+        )
+        embedding = target.embedding.to(device.torch, dtype)
+        head = target.head.to(device.torch, dtype)
     return Replica(
         index=index,
         device=device,
@@ -166,8 +170,8 @@ def build_replica(inputs: Inputs, target: Target, index: int) -> Replica:
         objective=make_objective(config.objective, shape.logit_softcap),
         flat=flat,
         optimizer=optimizer,
-        embedding=target.embedding.to(device.torch, dtype),
-        head=target.head.to(device.torch, dtype),
+        embedding=embedding,
+        head=head,
         nominal_weight=float(config.data.batch_size * geometry.anchors * geometry.decay.sum()),
     )
 

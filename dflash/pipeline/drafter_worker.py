@@ -21,10 +21,12 @@ from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue
 from dflash.pipeline.schedule import learning_rate
 
 if TYPE_CHECKING:
+    from dflash.data.batch import Batch
     from dflash.models.drafter import Drafter
     from dflash.models.objectives.base import BlockObjective
     from dflash.models.optimizer import FlatAdamW, FlatParameters
     from dflash.observe.recorder import WorkerRecorder
+    from dflash.pipeline.hand_over import Receiver
     from dflash.pipeline.scalars import LateRow, LateScalars
 
 
@@ -69,9 +71,15 @@ class Replica:
     head: torch.Tensor
     nominal_weight: float
 
-    def forward_loss(self, item: HiddenBatch, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss (0-dim, gradient of weighted sum / nominal) and the statistics vector, both on the device."""
-        device, batch = self.device.torch, item.batch
+    def forward_loss(
+        self, batch: Batch, features: torch.Tensor, last_hidden: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss (0-dim, gradient of weighted sum / nominal) and the statistics vector, both on the device.
+
+        Args:
+            features, last_hidden: on this device, as in `HiddenBatch`.
+        """
+        device = self.device.torch
         anchors = batch.anchors.to(device, non_blocking=True)
         hidden = self.drafter(
             features,
@@ -83,9 +91,8 @@ class Replica:
             batch.context_limits,
         )
         teacher = None
-        if item.last_hidden is not None:
-            last = item.last_hidden.to(device, non_blocking=True)
-            teacher = gather_teacher(last, anchors, self.drafter.shape.block_size)
+        if last_hidden is not None:
+            teacher = gather_teacher(last_hidden, anchors, self.drafter.shape.block_size)
         labels = batch.labels.to(device, non_blocking=True)
         weights = batch.weights.to(device, non_blocking=True)
         return self.objective(hidden, self.head, labels, weights, 1.0 / self.nominal_weight, teacher)
@@ -96,6 +103,7 @@ class DrafterWorker:
     optimizer.
 
     Args:
+        receiver: brings the batches to this device.
         late: ring through which the step's scalars reach the host, steps later.
         arrived: gets what has come out of the ring, `(step, vector, plan indices)`, in step order.
         hooks: the harness's; drafter 0 calls all of them but `after_step_of_others`.
@@ -114,6 +122,7 @@ class DrafterWorker:
         recorder: WorkerRecorder,
         queue: SharedHiddenStateQueue,
         exchange: GradientExchange,
+        receiver: Receiver,
         late: LateScalars,
         config: TrainConfig,
         *,
@@ -125,7 +134,7 @@ class DrafterWorker:
         consumed: deque[tuple[int, int]] | None = None,
     ) -> None:
         self.replica, self.index, self.device = replica, replica.index, replica.device
-        self.late = late
+        self.late, self._receiver = late, receiver
         self.step_index = first_step
         self.tokens_done = 0
         self.copied: Any = None
@@ -145,6 +154,19 @@ class DrafterWorker:
                 pass
         except ExchangeClosed:
             return
+
+    def warm(self, item: HiddenBatch) -> None:
+        """Everything that a step launches, on the stream that will train; weights and optimizer stay as they
+        were. Waits for the device; the target keeps its buffer."""
+        replica = self.replica
+        with self.device.active():
+            features, last_hidden = self._receiver.receive(item, give_back=False)
+            loss, _ = replica.forward_loss(item.batch, features, last_hidden)
+            loss.backward()
+            self._receiver.done(item, give_back=False)
+            replica.flat.zero_grad()
+            replica.optimizer.warm()
+            self.device.synchronize()
 
     def step(self) -> bool:
         """One optimizer step. False when the run is over."""
@@ -229,13 +251,10 @@ class DrafterWorker:
 
     def _micro_step(self, item: HiddenBatch) -> torch.Tensor:
         forward, backward = self._forward, self._backward
-        item.ready.wait()
+        features, last_hidden = self._receiver.receive(item)
         if forward.on:
             forward.start()
-        features = item.features.to(self.device.torch, non_blocking=True)
-        if copied := features is not item.features:
-            self._release(item)
-        loss, stats = self.replica.forward_loss(item, features)
+        loss, stats = self.replica.forward_loss(item.batch, features, last_hidden)
         if forward.on:
             forward.stop()
         if backward.on:
@@ -245,12 +264,6 @@ class DrafterWorker:
             backward.stop()
         if self._hooks is not None and self.index == 0:
             self._hooks.after_backward(loss, self.step_index)
-        if not copied:
-            # Backward reads the features (gradient of fc), so the buffer is free only behind it.
-            self._release(item)
+        # Backward reads the features (gradient of fc), so their memory is free only behind it.
+        self._receiver.done(item)
         return stats
-
-    @staticmethod
-    def _release(item: HiddenBatch) -> None:
-        item.buffer.free.record()
-        item.buffer.release()

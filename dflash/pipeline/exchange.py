@@ -50,7 +50,6 @@ class GradientExchange:
         self._shares = [Share(0.0, 0, False)] * drafters
         self._backward_done: list[Any] = [None] * drafters
         self._reduced: list[Any] = [None] * drafters
-        self._gathered: list[Any] = [None] * drafters
         self._scratch: list[torch.Tensor | None] = [None] * drafters
 
     def join(self, drafter: int, flat_grad: torch.Tensor, device: Device) -> None:
@@ -58,7 +57,6 @@ class GradientExchange:
         self._flat[drafter] = flat_grad
         self._backward_done[drafter] = device.event()
         self._reduced[drafter] = device.event()
-        self._gathered[drafter] = device.event()
         low, high = self._shard(drafter, flat_grad.numel())
         self._scratch[drafter] = torch.empty(high - low, dtype=flat_grad.dtype, device=flat_grad.device)
         self._meet()
@@ -82,29 +80,23 @@ class GradientExchange:
         total = Share(
             sum(s.weight for s in shares), sum(s.tokens for s in shares), any(s.stop for s in shares)
         )
+        # Behind these waits nobody reads our scratch any more either: that was before the others' backward.
+        for done in self._backward_done:
+            done.wait()
         low, high = self._shard(drafter, own.numel())
-        for other in range(self.drafters):
-            shard = self._flat[other]
+        for other, shard in enumerate(self._flat):
             assert shard is not None
-            self._backward_done[other].wait()
             if other == 0:
                 scratch.copy_(shard[low:high], non_blocking=True)
             else:
                 scratch.add_(shard[low:high].to(own.device, non_blocking=True))
         self._reduced[drafter].record()
         self._meet()
-        for other in range(self.drafters):
+        for other, part in enumerate(self._scratch):
+            assert part is not None
             self._reduced[other].wait()
             low, high = self._shard(other, own.numel())
-            part = self._scratch[other]
-            assert part is not None
             own[low:high].copy_(part, non_blocking=True)
-        self._gathered[drafter].record()
-        self._meet()
-        # Nobody may overwrite its scratch before all have copied it; the next step's reduce comes after this
-        # wait.
-        for other in range(self.drafters):
-            self._gathered[other].wait()
         return total
 
     def close(self) -> None:

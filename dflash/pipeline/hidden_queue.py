@@ -19,33 +19,42 @@ class HiddenBatch:
     """A batch with its target's hidden states.
 
     Attributes:
-        features: `[batch, length, taps*hidden]` on the target's device (or pinned host memory), a buffer of a
-            pool.
-        ready: event after which `features` may be read.
-        buffer: the one of the pool to give back when the drafter is done reading.
+        features: `[batch, length, taps*hidden]` in `buffer`, on the target's device or in pinned host memory.
+        buffer: one of the target's; to be read behind its `ready`, and given back behind the last read.
+        target: index of the target.
         last_hidden: `[batch, length, hidden]` output of the target's last norm, for distillation only.
         put_ns: host clock when it entered the queue, which writes it.
     """
 
     batch: Batch
     features: torch.Tensor
-    ready: Any
     buffer: Buffer
+    target: int = 0
     last_hidden: torch.Tensor | None = None
     put_ns: int = field(default=0, init=False)
 
 
 class Buffer:
-    """One preallocated buffer. The drafter records `free` when its last read is enqueued; the target waits
-    for it."""
+    """One preallocated buffer, and the two events that order who writes it and who reads it.
 
-    __slots__ = ("free", "last", "memory", "pool")
+    Attributes:
+        memory, last: room for the features and the last hidden states of the largest batch.
+        ready: recorded by the writer behind its last write.
+        freed: recorded by the last reader behind its last read, on its own device (an event belongs to one);
+            the writer waits for it. None before the first use.
+    """
 
-    def __init__(self, pool: BufferPool, memory: torch.Tensor, last: torch.Tensor | None, free: Any) -> None:
-        self.pool, self.memory, self.last, self.free = pool, memory, last, free
+    __slots__ = ("freed", "last", "memory", "pool", "ready")
+
+    def __init__(
+        self, pool: BufferPool | None, memory: torch.Tensor, last: torch.Tensor | None, ready: Any
+    ) -> None:
+        self.pool, self.memory, self.last, self.ready = pool, memory, last, ready
+        self.freed: Any = None
 
     def release(self) -> None:
-        """Give the buffer back; `free` must have been recorded on the reading stream."""
+        """Give the buffer back to its pool; `freed` must be set."""
+        assert self.pool is not None
         self.pool.put(self)
 
 

@@ -59,13 +59,21 @@ class Reports:
         """The workers are about to start."""
         self._started_s = self._polled_s = time.perf_counter()
 
-    def take(self) -> None:
+    def take(self, *, final: bool = False) -> None:
         """Report the steps that have arrived.
+
+        Args:
+            final: the drafters have ended; nothing more will come.
 
         Raises:
             NonFiniteLoss: the first one that is not finite; it is reported too.
         """
-        for row in self._scalars.take():
+        for row in self._scalars.take(final=final):
+            if row.missing:
+                self._observer.event(
+                    f"step {row.step}: the scalars of {row.missing} drafters were dropped; a larger "
+                    "observe.ring keeps them"
+                )
             if self._keep is not None:
                 self._keep.append(row)
             self._observer.late(row.step, row.metrics(learning_rate(row.step, self._config)))

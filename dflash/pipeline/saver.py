@@ -3,7 +3,6 @@ thread."""
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -107,12 +106,12 @@ class CheckpointSaver:
         self._make_state, self._before, self._told, self._on_error = make_state, before, told, on_error
         self._optimizer = optimizer
         self._done, self._copied = device.event(), device.event()
-        self._side = torch.cuda.Stream(device.torch) if device.is_cuda else None
+        self._device, self._side = device, device.new_stream()
         self._host = {
             name: device.pinned(tuple(tensor.shape), tensor.dtype)
             for name, tensor in device_buffers(optimizer).items()
         }
-        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._orders: queue.Queue[Order | None] = queue.Queue()
         self._ending = threading.Event()
         self._drop = False
         self.thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
@@ -132,7 +131,7 @@ class CheckpointSaver:
         """
         self.order = order = Order(progress, tokens)
         self._done.record()
-        with torch.cuda.stream(self._side) if self._side is not None else contextlib.nullcontext():
+        with self._device.on(self._side):
             self._done.wait()
             for name, tensor in device_buffers(self._optimizer).items():
                 self._host[name].copy_(tensor, non_blocking=True)
@@ -173,6 +172,10 @@ class CheckpointSaver:
     # -- its own thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with self._device.active():
+            self._write_all()
+
+    def _write_all(self) -> None:
         while (order := self._orders.get()) is not None:
             try:
                 self._save(order)

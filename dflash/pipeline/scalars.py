@@ -28,12 +28,16 @@ class LateScalars:
     """A ring of pinned rows. Owned by one worker thread, which pushes and polls.
 
     An entry is reused only after it has been read, so a row never tears; when the GPU is more than `depth`
-    steps behind, the row is dropped and counted instead of waited for."""
+    steps behind, the row is dropped and counted instead of waited for. Rows carry their step, by which the
+    drafters' rows are joined (`scalars_log`).
+
+    Attributes:
+        dropped: rows that found no room.
+    """
 
     def __init__(self, device: Device, width: int, depth: int) -> None:
         self._device = device
         self._rows = [device.pinned((width,), torch.float32) for _ in range(depth)]
-        self._views = [row.numpy() for row in self._rows]  # sync: ok, host memory
         self._events = [device.event() for _ in range(depth)]
         self._steps = [0] * depth
         self._tags: list[Any] = [None] * depth
@@ -79,7 +83,10 @@ class LateScalars:
         return rows
 
     def _take(self, at: int) -> LateRow:
-        row = LateRow(self._steps[at], self._views[at].copy(), self._tags[at])
+        # A copy made by torch, so that a simulated device sees the host read the ring.
+        row = LateRow(
+            self._steps[at], self._rows[at].clone().numpy(), self._tags[at]
+        )  # sync: ok, host memory
         self._tags[at] = None
         self._tail += 1
         return row

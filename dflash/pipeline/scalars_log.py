@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+_Row = tuple[int, np.ndarray, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class StepScalars:
             supervised.
         grad_norm: of the normalised gradient, before clipping.
         plan_indices: batches of the step, in the plan's numbers.
+        missing: drafters whose row of the step was dropped since their ring was full; the other figures are
+            of the rest.
     """
 
     step: int
@@ -31,6 +35,7 @@ class StepScalars:
     grad_norm: float
     supervised_slots: int
     plan_indices: tuple[int, ...]
+    missing: int = 0
 
     def metrics(self, lr: float) -> dict[str, float]:
         """As `train/*` keys; what is not there is left out."""
@@ -40,6 +45,8 @@ class StepScalars:
             "train/grad_norm": self.grad_norm,
             "train/lr": lr,
         }
+        if self.missing:
+            values["train/drafters_missing"] = float(self.missing)
         values |= {f"train/slot_{k}_accuracy": a for k, a in enumerate(self.slot_accuracy, start=1)}
         return {
             key: value
@@ -49,36 +56,50 @@ class StepScalars:
 
 
 class ScalarsLog:
-    """Joins the drafters' late vectors. `arrived` is called by each drafter's owner, `take` by one reader.
+    """Joins the drafters' late vectors by their step. `arrived` is called by each drafter's owner, `take`
+    by one reader.
+
+    A drafter whose ring was full drops a row. Its later rows say so; the step is then told without it, and
+    the rows of the others are still looked at.
 
     Attributes:
         width: floats in a drafter's vector.
     """
 
     def __init__(self, drafters: int, block_size: int) -> None:
-        self._queues: list[deque[tuple[int, np.ndarray, tuple[int, ...]]]] = [
-            deque() for _ in range(drafters)
-        ]
+        self._queues: list[deque[_Row]] = [deque() for _ in range(drafters)]
+        self._newest = [-1] * drafters
+        self._steps: dict[int, dict[int, _Row]] = {}
         self._slots = block_size - 1
         self.width = 4 + 2 * self._slots + 1
 
-    def arrived(self, drafter: int, entries: Sequence[tuple[int, np.ndarray, tuple[int, ...]]]) -> None:
-        """Add a drafter's completed vectors, in step order."""
+    def arrived(self, drafter: int, entries: Sequence[_Row]) -> None:
+        """Add a drafter's completed vectors, in step order: `(step, vector, plan indices)`."""
         self._queues[drafter].extend(entries)
 
-    def take(self) -> list[StepScalars]:
-        """The steps that every drafter has reported, in order."""
+    def take(self, *, final: bool = False) -> list[StepScalars]:
+        """The steps that every drafter has reported or passed, in order.
+
+        Args:
+            final: nothing more will come; what is there is all.
+        """
+        for drafter, queue in enumerate(self._queues):
+            while queue:
+                row = queue.popleft()
+                self._steps.setdefault(row[0], {})[drafter] = row
+                self._newest[drafter] = row[0]
+        passed = max(self._steps, default=-1) if final else min(self._newest)
         rows = []
-        while all(self._queues):
-            parts = [queue.popleft() for queue in self._queues]
-            rows.append(
-                join(
-                    parts[0][0],
-                    [part[1] for part in parts],
-                    sum((part[2] for part in parts), ()),
-                    self._slots,
-                )
+        for step in sorted(step for step in self._steps if step <= passed):
+            parts = self._steps.pop(step)
+            in_order = [parts[drafter] for drafter in sorted(parts)]
+            joined = join(
+                step,
+                [vector for _, vector, _ in in_order],
+                sum((indices for _, _, indices in in_order), ()),
+                self._slots,
             )
+            rows.append(replace(joined, missing=len(self._queues) - len(parts)))
         return rows
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from dflash.data.batch import Batch
 from dflash.device import Device
 from dflash.observe.syncs import mark_step
+from dflash.pipeline.hand_over import Room, Staging, copied
 from dflash.pipeline.hidden_queue import Buffer, BufferPool, HiddenBatch, SharedHiddenStateQueue
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ class TargetWorker:
     """Runs the frozen target on its device and packs the tapped states into preallocated buffers.
 
     One stream runs the target and packs; the drafter waits for the event recorded behind the packing.
-    (Packing on a second stream without the right waits is what gave NaN in the past.)
+    (Packing on a second stream without the right waits is what gave NaN in the past.) Where a drafter cannot
+    reach this device, a second stream copies what was packed to pinned memory (`hand_over`).
 
     Args:
         buffers: number of buffers; each holds the largest batch, `[batch, max_length, taps*hidden]`.
         keep_last: also hand over the target's last hidden states (distillation).
+        through_host: the buffers are pinned host memory.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class TargetWorker:
         max_length: int,
         dtype: torch.dtype,
         keep_last: bool = False,
+        through_host: bool = False,
     ) -> None:
         self.index, self.device = index, device
         self._target, self._prefetcher, self._queue, self._recorder = target, prefetcher, queue, recorder
@@ -51,12 +55,13 @@ class TargetWorker:
         positions = batch_size * max_length
         hidden = target.embedding.shape[1]
         self._width = hidden * len(target.layer_ids)
-        for _ in range(buffers):
-            buffer = torch.empty(positions * self._width, dtype=dtype, device=device.torch)
-            last = torch.empty(positions * hidden, dtype=dtype, device=device.torch) if keep_last else None
-            self.pool.put(Buffer(self.pool, buffer, last, device.event()))
-        # Each buffer's hand-over has its own event, re-recorded at every use.
-        self._ready: dict[Buffer, Any] = {buffer: device.event() for buffer in self.pool._buffers}
+        self.room = Room(positions * self._width, positions * hidden if keep_last else None, dtype)
+        self.through_host = through_host
+        with device.active():
+            self._staging = Staging(device, self.room) if through_host else None
+            self.buffers = [self.room.buffer(device, self.pool, pinned=through_host) for _ in range(buffers)]
+        for buffer in self.buffers:
+            self.pool.put(buffer)
         self._forward = recorder.timer("target.model_forward", gpu=True)
         self._pack = recorder.timer("target.pack_hidden", gpu=True)
         self._hand_over = recorder.timer("target.cpu_copy_enqueue")
@@ -125,23 +130,32 @@ class TargetWorker:
             taps, last = self._target.taps(ids, documents), None
         if forward.on:
             forward.stop()
-        buffer.free.wait()
+        staging = self._staging
+        place = buffer if staging is None else staging.place()
+        if staging is None and buffer.freed is not None:
+            buffer.freed.wait()
         if pack.on:
             pack.start()
-        rows, length = batch.input_ids.shape
-        features = buffer.memory[: rows * length * self._width].view(rows, length, self._width)
-        torch.cat(taps, dim=-1, out=features)
-        last_hidden = None
-        if last is not None and buffer.last is not None:
-            last_hidden = buffer.last[: last.numel()].view(last.shape)
-            last_hidden.copy_(last, non_blocking=True)
+        features, last_hidden = self._packed(batch, place, taps, last)
         if pack.on:
             pack.stop()
         if hand_over.on:
             hand_over.start()
-        ready = self._ready[buffer]
-        ready.record()
-        item = HiddenBatch(batch, features, ready, buffer, last_hidden)
+        if staging is None:
+            buffer.ready.record()
+        else:
+            features, last_hidden = staging.send(features, last_hidden, buffer)
+        item = HiddenBatch(batch, features, buffer, self.index, last_hidden)
         if hand_over.on:
             hand_over.stop()
         return item
+
+    def _packed(
+        self, batch: Batch, place: Buffer, taps: tuple[torch.Tensor, ...], last: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows, length = batch.input_ids.shape
+        features = place.memory[: rows * length * self._width].view(rows, length, self._width)
+        torch.cat(taps, dim=-1, out=features)
+        if last is None or place.last is None:
+            return features, None
+        return features, copied(last, place.last)

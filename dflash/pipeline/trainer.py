@@ -20,6 +20,7 @@ from dflash.pipeline import checkpoint
 from dflash.pipeline.build import Inputs, build_replica, load_targets, threads_per_worker
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica, StepHooks
 from dflash.pipeline.exchange import GradientExchange
+from dflash.pipeline.hand_over import Receiver, through_host
 from dflash.pipeline.hidden_queue import SharedHiddenStateQueue
 from dflash.pipeline.history import History
 from dflash.pipeline.last_save import states_are_finite, whole_drafter
@@ -138,6 +139,7 @@ class Trainer:
             observer.recorder("target", index, device) for index, device in enumerate(target_devices)
         ]
         self.replicas = [build_replica(inputs, targets[0], index) for index in range(drafters)]
+        drafter_devices = [replica.device for replica in self.replicas]
         if resume is not None:
             self._restore(resume)
         share = -(-config.queue.capacity // len(targets))
@@ -154,6 +156,7 @@ class Trainer:
                 max_length=config.data.max_length,
                 dtype=self.replicas[0].flat.working.dtype,
                 keep_last=self.replicas[0].objective.needs_teacher,
+                through_host=through_host(config.queue.hand_over, device, drafter_devices),
             )
             for index, (target, device) in enumerate(zip(targets, target_devices, strict=True))
         ]
@@ -169,7 +172,7 @@ class Trainer:
         self.result.history = self.reports.history
         self.saving: Saving | None = self._make_saving() if self._save_checkpoints else None
         self.drafter_workers = [self._drafter_worker(replica) for replica in self.replicas]
-        warm_up(self.target_workers, self.replicas, inputs)
+        warm_up(self.target_workers, self.drafter_workers, inputs)
         observer.attach(queue=self.queue, prefetcher=self.prefetcher)
         observer.watch(self._scopes)
         self.supervisor.on_stop(self._wake_all)
@@ -189,11 +192,15 @@ class Trainer:
     def _drafter_worker(self, replica: Replica) -> DrafterWorker:
         index, config, saving = replica.index, self.config, self.saving
         width = self.scalars.width
+        replica.device.copies_from(
+            [worker.device for worker in self.target_workers] + [other.device for other in self.replicas]
+        )
         return DrafterWorker(
             replica,
             self.observer.recorder("drafter", index, replica.device),
             self.queue,
             self.exchange,
+            Receiver(replica.device, self.target_workers),
             LateScalars(replica.device, width, config.observe.ring),
             config.train,
             arrived=lambda entries: self.scalars.arrived(index, entries),
@@ -221,7 +228,8 @@ class Trainer:
         }
         checkpoint.check_fits(state, {"steps": (), **shapes})
         for replica in self.replicas:
-            replica.optimizer.load_state_dict(checkpoint.unflatten(state.tensors))
+            with replica.device.active():
+                replica.optimizer.load_state_dict(checkpoint.unflatten(state.tensors))
 
     def _wake_all(self) -> None:
         self.queue.close()
@@ -291,7 +299,7 @@ class Trainer:
         if failure is not None and isinstance(failure.error, NonFiniteLoss):
             return  # what came behind it is of no use
         try:
-            self.reports.take()
+            self.reports.take(final=True)
         except NonFiniteLoss as error:
             self.supervisor.fail("main", error)
 

@@ -21,7 +21,7 @@ EVENT = Device("cpu").event()
 def item(index: int, bucket: int = 8) -> HiddenBatch:
     pool = BufferPool()
     batch = make_batch(index, length=bucket)
-    return HiddenBatch(batch, torch.empty(0), EVENT, Buffer(pool, torch.empty(0), None, EVENT))
+    return HiddenBatch(batch, torch.empty(0), Buffer(pool, torch.empty(0), None, EVENT))
 
 
 def make_queue(**changes) -> SharedHiddenStateQueue:

@@ -72,7 +72,12 @@ def _drafter_seconds(trainer: Trainer, batches: Sequence[Batch]) -> list[float]:
 
 def _train(replica: Replica, item: HiddenBatch) -> None:
     replica.flat.zero_grad()
-    loss, _ = replica.forward_loss(item, item.features.to(replica.device.torch, non_blocking=True))
+    features, last = (
+        None if tensor is None else tensor.to(replica.device.torch, non_blocking=True)
+        for tensor in (item.features, item.last_hidden)
+    )
+    assert features is not None
+    loss, _ = replica.forward_loss(item.batch, features, last)
     loss.backward()
 
 

@@ -25,7 +25,8 @@ class _Counts:
 
 class PipelineCollector(Collector):
     """The four signals of the shared queue (depth, age, both waits), how mixed it is, and how full the
-    prefetcher is.
+    prefetcher is. A batch counts from when its work is enqueued on the target's GPU, not from when it is
+    done: a drafter that draws it waits for the rest on its own GPU. Over a long run both come to the same.
 
     Reads the queue's counters; the queue's own switch turns its wait clocks on and off.
     """

@@ -16,7 +16,8 @@ STAGES = {
     "target.model_forward": ("forward of the target up to its last tapped layer", _EVENTS),
     "target.pack_hidden": ("packing of the tapped hidden states into their buffer", _EVENTS),
     "target.cpu_copy_enqueue": (
-        "enqueueing of the hand-over to the drafters, which copy it behind its event",
+        "enqueueing of the hand-over: the copy to pinned memory where a drafter's GPU cannot reach the "
+        "target's, else its event alone, behind which the drafter copies or reads",
         _HOST,
     ),
     "drafter.queue_get": ("wait of a drafter from first wanting a batch to having it", _HOST),

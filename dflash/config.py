@@ -183,7 +183,7 @@ class QueueConfig(Section):
     ordered: Trains[bool] = False
     """Batches reach the drafters in the order of the plan, so that one seed gives the same losses bit for
     bit."""
-    hand_over: Literal["auto", "peer", "pinned"] = "auto"
+    hand_over: Places[Literal["auto", "peer", "pinned"]] = "auto"
     """How hidden states come to another GPU: copied between the two (`peer`), or through pinned host memory
     (`pinned`). `auto`: peer where the two can reach each other."""
 

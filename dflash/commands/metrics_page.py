@@ -73,7 +73,15 @@ from dflash.observe.metric import Metric
 
 class Strides(Collector):
     name = "strides"
-    metrics = (Metric("strides/{worker}_steps", "steps", "delta", "steps begun since the last sample", "the worker's step"),)
+    metrics = (
+        Metric(
+            "strides/{worker}_steps",
+            "steps",
+            "delta",
+            "steps begun since the last sample",
+            "the worker's step",
+        ),
+    )
 
     def reset(self):
         self.before = {}

@@ -30,9 +30,6 @@ def check_devices(names: Sequence[str]) -> None:
     Raises:
         UserError: naming the device and what is there.
     """
-    kinds = sorted({name.partition(":")[0] for name in names})
-    if len(kinds) > 1:
-        raise UserError(f"devices of several kinds in one run, {' and '.join(kinds)}: must be of one kind")
     for name in names:
         if name.startswith("sim") and simulate.current() is None:
             raise UserError(
@@ -46,3 +43,6 @@ def check_devices(names: Sequence[str]) -> None:
                 f"device {name!r}: this machine has {count} CUDA devices; try --set "
                 "target.devices='[\"cpu\"]'"
             )
+    kinds = sorted({name.partition(":")[0] for name in names})
+    if len(kinds) > 1:
+        raise UserError(f"devices of several kinds in one run, {' and '.join(kinds)}: must be of one kind")

@@ -112,6 +112,8 @@ class CheckpointSaver:
             for name, tensor in device_buffers(optimizer).items()
         }
         self._orders: queue.Queue[Order | None] = queue.Queue()
+        # Whoever has the snapshot's memory next knows that the other is done with it.
+        self._turn = threading.Lock()
         self._ending = threading.Event()
         self._drop = False
         self.thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
@@ -129,7 +131,8 @@ class CheckpointSaver:
         Returns:
             An event: the weights may change once it has fired. Have the stream wait for it, not the host.
         """
-        self.order = order = Order(progress, tokens)
+        with self._turn:
+            self.order = order = Order(progress, tokens)
         self._done.record()
         with self._device.on(self._side):
             self._done.wait()
@@ -185,7 +188,8 @@ class CheckpointSaver:
             except BaseException as error:
                 self._on_error(error)
             finally:
-                self.order = None
+                with self._turn:
+                    self.order = None
 
     def _save(self, order: Order) -> None:
         while not order.trusted and not self._ending.is_set():

@@ -143,21 +143,15 @@ class ThreadPatches:
         simulation = self._simulation
         lock, reentrant = threading.Lock, threading.RLock
         start, join = threading.Thread.start, threading.Thread.join
-        wait = threading.Condition.wait
 
         def traced_start(thread: threading.Thread) -> None:
             simulation.begins(thread)
             start(thread)
 
         def traced_join(thread: threading.Thread, timeout: float | None = None) -> None:
-            with simulation.waits(forever=timeout is None):
-                join(thread, timeout)
+            join(thread, timeout)
             if not thread.is_alive():
                 simulation.has_ended(thread)
-
-        def traced_wait(condition: threading.Condition, timeout: float | None = None) -> bool:
-            with simulation.waits(forever=timeout is None):
-                return wait(condition, timeout)
 
         recorded = torch.Tensor.record_stream
 
@@ -172,7 +166,6 @@ class ThreadPatches:
         self._replace(threading, "RLock", lambda: TracedLock(simulation, reentrant()))
         self._replace(threading.Thread, "start", traced_start)
         self._replace(threading.Thread, "join", traced_join)
-        self._replace(threading.Condition, "wait", traced_wait)
 
     def _replace(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
         self._undo.append((owner, name, owner.__dict__.get(name)))

@@ -81,7 +81,6 @@ class Simulation:
         self._streams: list[Stream] = []
         self._begun: weakref.WeakKeyDictionary[threading.Thread, Clock] = weakref.WeakKeyDictionary()
         self._hosts: weakref.WeakKeyDictionary[threading.Thread, Host] = weakref.WeakKeyDictionary()
-        self._waiting: dict[Host, tuple[Place, bool]] = {}
         self._patches = ThreadPatches(self)
 
     # -- opening and closing ---------------------------------------------------------------------------------
@@ -143,32 +142,6 @@ class Simulation:
         host, other = self.host_or_none(), self._hosts.get(thread)
         if host is not None and other is not None:
             host.clock.join(other.clock)
-
-    @contextlib.contextmanager
-    def waits(self, *, forever: bool) -> Iterator[None]:
-        """The calling thread waits for others, with or without an end of its own."""
-        host = self.host_or_none()
-        if host is None:
-            yield
-            return
-        self._waiting[host] = (calling_place(3), forever)
-        try:
-            yield
-        finally:
-            self._waiting.pop(host, None)
-
-    def standing_still(self) -> list[str]:
-        """What each thread waits for that waits without an end, when every thread under the rules waits; else
-        nothing.
-
-        A thread that was woken and has not run yet still counts as waiting: ask twice, some time apart, and
-        compare `counts`.
-        """
-        hosts = [host for thread, host in tuple(self._hosts.items()) if thread.is_alive() and host.modes]
-        waiting = dict(self._waiting)
-        if not all(host in waiting or host is self._here.host for host in hosts):
-            return []
-        return [f"{host.role} waits at {place}" for host, (place, forever) in waiting.items() if forever]
 
     # -- devices ---------------------------------------------------------------------------------------------
 

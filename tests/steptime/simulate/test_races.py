@@ -287,29 +287,3 @@ class TestThreads:
                 barrier.wait()
 
         run_threads(simulation, first, second)
-
-    def test_who_waits_for_ever_is_named(self, simulation):
-        from tests.waiting import wait_until
-
-        condition = threading.Condition()
-        done, found = [], []
-
-        def stuck():
-            with condition:
-                while not done:
-                    condition.wait()
-
-        def watch():
-            try:
-                wait_until(lambda: len(simulation.standing_still()) == 1)
-                found.extend(simulation.standing_still())
-            finally:
-                with condition:
-                    done.append(1)
-                    condition.notify_all()
-
-        run_threads(simulation, stuck, watch)
-        assert len(found) == 1
-        assert found[0].startswith("worker/0 waits at ")
-        assert "test_races.py" in found[0]
-        assert simulation.standing_still() == []

@@ -1,6 +1,7 @@
 """Costs of known size, found by pairs: estimate beside truth.
 
     python -m bench.selfcheck.known_costs [--config configs/cpu-tiny.toml] [--minutes 4] [--only target,late]
+    python -m bench.selfcheck.known_costs --subject spin
 
 Each part puts costs into one layer of the real trainer, draws pairs with a fair coin for each cost and for a
 placebo, and fits them by least squares. A share of the time that is lost in every worker lowers the
@@ -235,18 +236,26 @@ def table(found: Sequence[Found]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; exit code 0."""
+    from bench.subjects.spin_pairs import SpinPairs, cost_of
     from bench.subjects.trainer.pairs import PairTrainer
 
     parser = argparse.ArgumentParser("python -m bench.selfcheck.known_costs", description=__doc__)
+    parser.add_argument("--subject", choices=("trainer", "spin"), default="trainer")
     parser.add_argument("--config", default="configs/cpu-tiny.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--only", default="", help="parts, with commas between: path, target, tick, ...")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(arguments)
-    subject = PairTrainer(load_config(asked.config, asked.set), injections=INJECTIONS, plants=PLANTS)
+    subject: PairSubject
+    if asked.subject == "spin":
+        plants: tuple[str, ...] = ()
+        subject = SpinPairs({one.name: cost_of(one) for one in INJECTIONS})
+    else:
+        config = load_config(asked.config, asked.set)
+        subject, plants = PairTrainer(config, injections=INJECTIONS, plants=PLANTS), PLANTS
     only = asked.only.split(",") if asked.only else []
-    wanted = [part for part in parts(subject.periods) if not only or part.name in only]
+    wanted = [part for part in parts(subject.periods, plants) if not only or part.name in only]
     if not wanted:
         parser.error(f"--only {asked.only}: no such part")
     run(subject, wanted, 60.0 * asked.minutes, asked.seed, lambda found: print(table(found), flush=True))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+RECORDS = 1024
 F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_FORMS = 256
@@ -40,17 +41,26 @@ def compiled(function: F, name: str, *, dynamic: bool, backend: str | Callable[.
         function.__closure__,  # type: ignore[attr-defined]
     )
     own.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
+    keep_records()
     compiler: Any = torch.compile  # Its overloads leave `recompile_limit` out.
     return cast(
         F, compiler(own, fullgraph=True, dynamic=dynamic, backend=backend, recompile_limit=MOST_FORMS)
     )
 
 
+def keep_records() -> None:
+    """Have torch keep `RECORDS` of its compiles. By itself it keeps 64: a large run has more shapes."""
+    from torch._dynamo import utils
+
+    if (utils._compilation_metrics.maxlen or RECORDS) < RECORDS:
+        utils.set_compilation_metrics_limit(RECORDS)
+
+
 class CompileWatch:
     """What torch compiled in this process since the watch was made, in any thread, by torch's own records.
 
-    For a stretch that is timed and not counted: it costs nothing until it is asked. torch keeps its last 64
-    records, so of more than those the number is too low."""
+    For a stretch that is timed and not counted: it costs nothing until it is asked. Of more compiles than
+    torch keeps records of, the number is too low."""
 
     def __init__(self) -> None:
         self._before = {id(record): record for record in _records()}

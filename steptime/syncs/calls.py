@@ -18,6 +18,7 @@ import torch.utils.checkpoint
 from torch.overrides import _get_current_function_mode_stack
 
 from steptime.host_memory import PAGEABLE, mark_host
+from steptime.regions import keep_records
 from steptime.syncs.scopes import DEVICE, EVENT, current_scope
 
 STREAM, CACHE, QUERY = "stream synchronize", "empty_cache", "device memory query"
@@ -147,6 +148,7 @@ def install() -> None:
             _replace(torch, name, getattr(torch, name), _marking(getattr(torch, name)))
         from steptime.syncs.compiled import HOOKS  # The compiler: seconds to import, for counting runs alone.
 
+        keep_records()
         for owner, name, wrapper in HOOKS:
             _replace(owner, name, getattr(owner, name), wrapper(getattr(owner, name)))
 

@@ -75,6 +75,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_node_counts: dict[int, tuple[CodeType, int | None]] = {}
+"""By compiled code, which is held so that its id stays its own."""
 NODES_SEARCHED = 64
 _names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 """Of the autograd functions that torch made, by whose backward they are."""
@@ -214,25 +216,27 @@ def _name_of(function: Any) -> str:
 
 
 def _nodes(frame: FrameType | None, region: Region | None) -> int | None:
-    """Nodes of the graph that the code of `frame` calls, as torch's own record of the compile has it; None:
-    torch has forgotten."""
+    """Nodes of the graph that the code of `frame` calls; None: unknown. Said alike each time."""
     if frame is None:
         return None
     code = frame.f_code
+    if id(code) not in _node_counts:
+        _node_counts[id(code)] = code, _recorded_nodes(code, region)
+    return _node_counts[id(code)][1]
+
+
+def _recorded_nodes(code: CodeType, region: Region | None) -> int | None:
+    """As torch's own record of the compile has it."""
     compile_id = None
     if region is not None and region.code is not None:
         for entry in torch._C._dynamo.eval_frame._debug_get_cache_entry_list(region.code):
             if entry.code is code:
                 compile_id = str(entry.compile_id)
-    for metrics in reversed(get_compilation_metrics()):
-        if (metrics.co_name, metrics.co_filename, metrics.co_firstlineno) != (
-            code.co_name,
-            code.co_filename,
-            code.co_firstlineno,
-        ):
-            continue
-        if compile_id in (None, metrics.compile_id) and metrics.graph_node_count:
-            return int(metrics.graph_node_count)
+    wanted = code.co_name, code.co_filename, code.co_firstlineno
+    for record in reversed(get_compilation_metrics()):
+        same = (record.co_name, record.co_filename, record.co_firstlineno) == wanted
+        if same and compile_id in (None, record.compile_id) and record.graph_node_count:
+            return int(record.graph_node_count)
     return None
 
 

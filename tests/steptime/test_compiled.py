@@ -424,6 +424,27 @@ def test_regions_of_one_function_do_not_share_their_forms() -> None:
     assert counter.frame_count == 2
 
 
+def test_nodes_are_known_of_more_compiles_than_torch_keeps_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = torch._dynamo.utils
+    records.set_compilation_metrics_limit(2)
+    monkeypatch.setattr("steptime.regions.RECORDS", 8)
+    function = torch.compile(small, backend="eager", dynamic=False)
+    other = compiled(small, "other_region", dynamic=False, backend="eager")
+    x = leaf(2)
+    function(x)
+    for size in range(2, 6):
+        other(leaf(size))
+    assert graphs(counted(lambda: function(x))) == {"compiled graph: small, 5 nodes": 1}
+    records.set_compilation_metrics_limit(2)
+    torch._dynamo.reset()
+    function(x)
+    for size in range(2, 6):
+        other(leaf(size))
+    assert graphs(counted(lambda: function(x))) == {"compiled graph: small": 1}, "torch has forgotten"
+
+
 def test_a_watch_tells_what_was_compiled_and_why() -> None:
     function = compiled(small, "watched_region", dynamic=False, backend="eager")
     function(leaf(3))

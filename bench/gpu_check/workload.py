@@ -45,12 +45,18 @@ def devices(gpus: int) -> list[str]:
 
 
 def data(folder: Path = DATA) -> list[str]:
-    """`--set` of the data: token ids that are made here, so that no stage's time goes into a tokenizer."""
+    """`--set` of the data: token ids that are made here, and one bucket. No stage's time goes into a
+    tokenizer, or into a compile for each of several shapes."""
     path = folder / "ids.jsonl"
     rows = [json.dumps(_sample(index)) for index in range(SAMPLES)]
     folder.mkdir(parents=True, exist_ok=True)
     write(path, "\n".join(rows) + "\n")
-    return [f"data.path={path}", f"data.cache={folder}", f"drafter.mask_token_id={MASK}"]
+    return [
+        f"data.path={path}",
+        f"data.cache={folder}",
+        "data.buckets=[256]",
+        f"drafter.mask_token_id={MASK}",
+    ]
 
 
 def _sample(index: int) -> dict[str, list[int]]:

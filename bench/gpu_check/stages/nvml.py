@@ -59,7 +59,8 @@ def ours_by_uuid() -> tuple[dict[str, dict[str, str]], list[str]]:
                 except Exception as error:
                     problems.append(f"gpu {gpu.index}: no {name}: {error}")
             uuid = as_text(api.nvmlDeviceGetUUID(gpu.handle))
-            if uuid != (known := cuda_uuid(gpu.index)):
+            # Of a MIG instance CUDA may tell the parent's UUID.
+            if not uuid.startswith("MIG-") and uuid != (known := cuda_uuid(gpu.index)):
                 problems.append(f"gpu {gpu.index}: NVML's {uuid} is CUDA's {known}")
             used_gb = values.get("mem_used_gb", values.get("mem_used_with_reserve_gb"))
             found[uuid] = {

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench import cli
 from bench.child_process import Ended
 from bench.gpu_check import workload
 from bench.gpu_check.stage import Found
@@ -430,6 +431,31 @@ def test_the_receipts_of_the_harness_are_read() -> None:
         assert not clean(read(ended(0), json.loads(whole.to_json()))), "made without counts"
     (table,) = overhead.read(ended(0), json.loads(armed.to_json())).tables
     assert table.rows[-1][0] == "all"
+
+
+@pytest.mark.parametrize(
+    ("module", "stage"),
+    [(overhead, overhead.OverheadStage()), (gate, gate.GateStage())],
+    ids=["overhead", "gate"],
+)
+def test_a_stage_calls_a_command_as_it_is_today(
+    module: Any,
+    stage: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(workload, "settings", lambda gpus: ['target.devices=["cuda:0"]'])
+    monkeypatch.setattr(
+        module, "run_python", lambda words, limit_s: (called.append(list(words)), ended(2, err="boom"))[1]
+    )
+    assert stage.look().problems == ("no receipt: exit code 2: boom",)
+    assert called[0][:2] == ["-m", "bench"]
+    assert called[0][2] == stage.name
+    capsys.readouterr()
+    assert cli.main([stage.name, "--help"]) == 0
+    known = capsys.readouterr().out
+    assert all(word in known for word in called[0] if word.startswith("--"))
 
 
 UNARMED = {"off": {"armed": False, "operations": None, "unavailable": ["GPU trace: no hook"]}}

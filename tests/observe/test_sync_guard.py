@@ -70,7 +70,7 @@ def test_the_trainer_passes_disallow(tmp_path: Path) -> None:
     result = trainer.run()
     trainer.observer.close()
     assert result.finished
-    assert any("declared: checkpoint" in line for line in scopes.summary())
+    assert any("declared: end of the run" in line for line in scopes.summary())
 
 
 @pytest.mark.timeout(120)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from bench.subjects.injection import Injection, Place
-from bench.syncs.faults.planted import held_length, hold_lock, spin
+from bench.syncs.faults.planted import held_length, hold_lock
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import Instrument, WorkerRecorder
@@ -18,6 +18,14 @@ from dflash.observe.sinks.base import Row, Sink
 DELAY_S = 1.0
 """Between a tick and the work of `thread` that it starts."""
 _BLOCK = bytes(65536)
+
+
+def work(seconds: float) -> None:
+    """Python code that fights the workers for the interpreter's lock, for so much CPU time of this thread: on
+    a machine with other work, seconds that pass while it does not run cost nobody anything."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
 
 class Loss(Instrument):
@@ -85,13 +93,13 @@ class Injected(Collector):
         self.injection = injection
         self.losses: list[Loss] = []
         seconds = self._seconds = injection.seconds(sources.config.tick_s, sources.config.flush_s)
-        self._act: Callable[[], object] = lambda: spin(seconds)
+        self._act: Callable[[], object] = lambda: work(seconds)
         self._later: Later | None = None
         if injection.place is Place.LOCK:
             length = held_length(seconds)
             self._act = lambda: hold_lock(length)
         elif injection.place is Place.THREAD:
-            self._later = Later(lambda: spin(seconds))
+            self._later = Later(lambda: work(seconds))
             self._act = self._later.start
 
     def equip(self, recorder: WorkerRecorder) -> None:
@@ -177,4 +185,4 @@ class InjectedSink(Sink):
 
     def write(self, rows: list[Row]) -> None:
         for row in rows:
-            spin(sum(row.values.get(name, 0.0) for name in self._names))
+            work(sum(row.values.get(name, 0.0) for name in self._names))

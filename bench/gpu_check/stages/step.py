@@ -32,7 +32,7 @@ class StepStage:
             notes.append("SpecForge is not installed: not asked for (nox -s peers says how)")
         from bench.peers.speed import in_turns
 
-        seconds = in_turns(steps, ROUNDS, torch.cuda.synchronize)
+        seconds = in_turns(steps, ROUNDS, torch.cuda.synchronize) if steps else {}
         return read(seconds, SHAPE.batch * SHAPE.context, problems, notes)
 
 

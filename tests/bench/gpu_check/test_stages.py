@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import cli
-from bench.child_process import Ended
+from bench.child_process import Ended, run_python
 from bench.gpu_check import workload
-from bench.gpu_check.stage import Found
+from bench.gpu_check.stage import FOUND, Found, judge
 from bench.gpu_check.stages import (
     attention,
     bits,
@@ -308,6 +308,13 @@ def test_a_trainer_that_cannot_run_is_named_and_the_others_are_timed() -> None:
     assert step.read({}, 96, [], []).problems == ("ours: was not timed", "torch.compile: was not timed")
 
 
+@fault
+def test_no_trainer_that_runs_is_no_crash_of_the_stage() -> None:
+    found = step.read({}, 96, ["ours: cannot run: x", "torch.compile: cannot run: y"], [])
+    assert found.looked_at == 0
+    assert len(found.problems) == 2
+
+
 def test_the_ratio_is_taken_inside_rounds() -> None:
     seconds = {step.OURS: [1.0, 2.0, 4.0], step.COMPILED: [1.5, 3.0, 6.0]}
     (table,) = step.read(seconds, 100, [], []).tables
@@ -564,24 +571,49 @@ def test_the_cost_of_an_event_pair_is_measured() -> None:
     assert events.event_cost()["record pair"] > 0
 
 
+def report(*cases: str) -> str:
+    """JUnit's form, as pytest writes it."""
+    named = (
+        f'<testcase classname="tests.x" name="test_{n}">{case}</testcase>' for n, case in enumerate(cases)
+    )
+    inner = "".join(named)
+    return f'<?xml version="1.0"?><testsuites><testsuite name="pytest">{inner}</testsuite></testsuites>'
+
+
 def test_gpu_tests() -> None:
-    found = tests.read(ended(out="...\n12 passed, 700 deselected in 9.1s\n"))
+    found = tests.read(ended(), report("", ""))
     assert clean(found)
-    assert found.looked_at == 12
+    assert found.looked_at == 2
 
 
 @fault
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "xml", "said"),
     [
-        (ended(5, out="no tests ran"), "exit code 5"),
-        (ended(1, out="FAILED tests/x.py::y - boom\n1 failed, 2 passed in 1s"), "FAILED tests/x.py::y"),
-        (ended(0, out="2 passed, 63 skipped in 1s"), "63 tests were skipped"),
-        (ended(None), "not finished"),
+        (ended(5), report(), "exit code 5"),
+        (ended(), report(), "it looked at nothing"),
+        (ended(1), report("", '<failure message="boom"/>'), "failure: tests.x.test_1"),
+        (ended(1), report('<error message="boom"/>'), "error: tests.x.test_0"),
+        (ended(), report("", '<skipped type="pytest.skip"/>'), "skipped: tests.x.test_1"),
+        (ended(None), None, "not finished"),
+        (ended(), None, "no report"),
     ],
 )
-def test_gpu_tests_that_show_less(end: Ended, said: str) -> None:
-    assert any(said in line for line in tests.read(end).problems)
+def test_gpu_tests_that_show_less(end: Ended, xml: str | None, said: str) -> None:
+    outcome = judge(tests.GpuTestsStage(), ended(), FOUND.dump_json(tests.read(end, xml)))
+    assert outcome.red
+    assert any(said in line for line in outcome.problems)
+
+
+def test_the_report_that_pytest_writes_is_read(tmp_path: Path) -> None:
+    code = "import pytest\ndef test_one(): pass\n@pytest.mark.skip\ndef test_two(): pass\n"
+    (tmp_path / "test_few.py").write_text(code)
+    path = tmp_path / "few.xml"
+    end = run_python(
+        ["-m", "pytest", str(tmp_path), "-p", "no:cacheprovider", f"--junitxml={path}"], limit_s=HANG_S
+    )
+    found = tests.read(end, path.read_text())
+    assert (end.code, found.looked_at, found.problems) == (0, 1, ("skipped: test_few.test_two",))
 
 
 @pytest.mark.parametrize(

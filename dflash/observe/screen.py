@@ -68,7 +68,11 @@ class Screen:
 
     def line(self) -> str:
         """The run in one line, for a file or a pipe."""
-        parts = [f"step {self._steps()}", self._speed(), *self._scalars()]
+        parts = [
+            f"{'whole run, ' if self.ended else ''}step {self._steps()}",
+            self._speed(),
+            *self._scalars(),
+        ]
         if "pipeline/hs_queue_depth" in self.values:
             parts.append(f"queue {self.values['pipeline/hs_queue_depth']:.0f}")
         parts.append(find_bottleneck(self.values, self.seconds).text)

@@ -27,8 +27,8 @@ GPUS = tuple(f"cuda:{index}" for index in range(8))
 EIGHT = RoleMap(GPUS[:5], GPUS[5:], total_steps=20_000)
 
 
-def surroundings(folder: Path) -> Surroundings:
-    return Surroundings(ObserveConfig(), folder, EIGHT)
+def surroundings(folder: Path, **settings: float) -> Surroundings:
+    return Surroundings(ObserveConfig(**settings), folder, EIGHT)
 
 
 def lines(path: Path) -> list[dict]:
@@ -102,12 +102,13 @@ def test_tensorboard_files_hold_what_was_written(tmp_path: Path) -> None:
     sink = TensorboardSink(surroundings(tmp_path))
     sink.open()
     sink.write([Row("train", 1.0, 5, {"train/loss": 2.5}), Row("metrics", 2.0, 6, {"batch/tokens": 100.0})])
-    sink.write([Row("train", 3.0, 8, {"train/loss": 1.5})])
+    sink.write([Row("train", 3.0, 8, {"train/loss": 1.5}), Row("event", 3.0, 8, {"text": "loss is nan"})])
     sink.close()
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     assert [(event.step, event.value) for event in read.Scalars("train/loss")] == [(5, 2.5), (8, 1.5)]
     assert [(event.step, event.value) for event in read.Scalars("batch/tokens")] == [(6, 100.0)]
+    assert read.Tags()["tensors"] == ["event/text_summary"]
 
 
 # -- terminal ------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_the_screen_before_anything_is_known() -> None:
 
 def test_a_plain_line_when_there_is_no_terminal() -> None:
     out = io.StringIO()
-    sink = TerminalSink(surroundings(Path()), Console(file=out, width=80))
+    sink = TerminalSink(surroundings(Path(), flush_s=1.0), Console(file=out, width=80))
     sink.open()
     sink.write([Row("live", 10.0, 100, values_of_eight(), 1.0)])
     assert out.getvalue() == ""
@@ -191,6 +192,20 @@ def test_a_plain_line_when_there_is_no_terminal() -> None:
     (line,) = out.getvalue().splitlines()
     assert line.startswith("step 151/20,000 | 8,520 tok/s | loss 2.0000 | queue 10 | bottleneck: target side")
     assert "\x1b" not in line
+
+
+def test_the_last_plain_line_is_that_of_the_whole_run() -> None:
+    """A run ends a moment after a flush: that moment's window has no step in it."""
+    out = io.StringIO()
+    sink = TerminalSink(surroundings(Path(), flush_s=1.0), Console(file=out, width=80))
+    sink.open()
+    sink.write([Row("metrics", 20.0, 199, values_of_eight(), 1.0)])
+    sink.write([Row("metrics", 20.1, 199, {"drafter/0/tokens_per_second": 0.0}, 0.1)])
+    sink.write([Row("summary", 20.1, 199, {"values": values_of_eight(), "elapsed_s": 1.0})])
+    sink.close()
+    first, last = out.getvalue().splitlines()
+    assert first.startswith("step 200/20,000 | 8,520 tok/s")
+    assert last.startswith("whole run, step 200/20,000 | 8,520 tok/s")
 
 
 def test_a_live_screen_on_a_terminal() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from dflash.config import ObserveConfig
+from dflash.observe.sinks.wandb import ID_FILE, Leg, next_leg
 from tests.observe.wandb_kit import run
 from tests.observe.wandb_kit.reader import OfflineRun, read_file, read_run
 from tests.observe.wandb_kit.server import FakeWandb, SilentServer, refusing_url
@@ -191,6 +192,30 @@ def test_offline_reaches_no_worker(offline: tuple[Path, Outcome, OfflineRun]) ->
     assert outcome.said == []
     assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(folder, outcome)
+
+
+def test_all_legs_of_a_run_are_one_run_on_wandb(launch: Launch, tmp_path: Path) -> None:
+    """Two starts in one folder: `wandb sync` uploads files with one id in the order of their start times."""
+    for _ in range(2):
+        launch(tmp_path, "offline", key="").finish()
+        (tmp_path / "out").unlink()
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    first, second = (read_file(path) for path in files)
+    assert first.run_id == second.run_id != ""
+    assert first.history
+    assert second.history
+    steps = first.steps + second.steps
+    assert steps == sorted(set(steps)), "W&B drops a row whose step is not over the last one's"
+
+
+def test_a_damaged_id_file_makes_a_new_run(tmp_path: Path) -> None:
+    first = next_leg(tmp_path)
+    assert first.number == 0
+    assert next_leg(tmp_path) == Leg(first.run_id, 1)
+    (tmp_path / ID_FILE).write_text("{")
+    other = next_leg(tmp_path)
+    assert other.number == 0
+    assert other.run_id != first.run_id
 
 
 # -- faults --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class TensorboardSink(Sink):
     """
 
     name: ClassVar[str] = "tensorboard"
-    kinds: frozenset[RowKind] = frozenset({"metrics", "train"})
+    kinds: frozenset[RowKind] = frozenset({"metrics", "train", "event"})
     switch: ClassVar[str] = "tensorboard"
     off: ClassVar[Any] = False
 
@@ -50,6 +50,10 @@ class TensorboardSink(Sink):
 
     def write(self, rows: list[Row]) -> None:
         for row in rows:
+            if row.kind == "event":
+                walltime = self._started_s + row.elapsed_s
+                self._writer.add_text("event", str(row.values.get("text", "")), row.step, walltime=walltime)
+                continue
             for key, value in row.values.items():
                 self._writer.add_scalar(key, value, row.step, walltime=self._started_s + row.elapsed_s)
         self._writer.flush()

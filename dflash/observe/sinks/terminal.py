@@ -30,9 +30,10 @@ class TerminalSink(Sink):
             mode == "auto" and self._console.is_terminal and not self._console.is_dumb_terminal
         )
         self.kinds: frozenset[RowKind] = frozenset(
-            {"train", "live", "summary"} if self._live_wanted else {"train", "metrics"}
+            {"train", "live", "summary"} if self._live_wanted else {"train", "metrics", "summary"}
         )
         self._live: Live | None = None
+        self._least_s = run.config.flush_s / 2
         self.screen = Screen(run.roles)
 
     def open(self) -> None:
@@ -44,11 +45,11 @@ class TerminalSink(Sink):
         rows = [row for row in rows if row.kind in self.kinds]
         for row in rows:
             self.screen.update(row)
-        if all(row.kind == "train" for row in rows):
-            return
         if self._live is not None:
-            self._live.update(self.screen.render(), refresh=True)
-        else:
+            if any(row.kind != "train" for row in rows):
+                self._live.update(self.screen.render(), refresh=True)
+        # The rest of a window at the end of a run says little; the last line is that of the whole run.
+        elif any(row.kind == "summary" or row.seconds >= self._least_s for row in rows):
             self._console.print(self.screen.line(), markup=False, soft_wrap=True)
 
     def close(self) -> None:

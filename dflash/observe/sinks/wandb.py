@@ -15,11 +15,16 @@ import json
 import logging
 import os
 import re
+import secrets
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dflash.observe.sinks.base import Row, RowKind, Sink, Surroundings
+from steptime.errors import UserError
+from steptime.files import atomic_text
 
 if TYPE_CHECKING:
     from dflash.observe.state import State
@@ -32,6 +37,13 @@ TRAIN_EVERY_S = 1.0
 100,000 points of a metric, and a call holds the interpreter's lock for about 0.3 ms."""
 
 
+ID_FILE = "wandb-run.json"
+STEPS_PER_LEG = 10_000_000
+"""More than a leg logs. W&B's own step of a later leg begins at a multiple of it."""
+EVENTS = 100
+"""Events that the run's summary on W&B shows, the newest ones."""
+
+
 class WandbSink(Sink):
     """Logs flush windows and training scalars, each family over its own step key; never passes `step=`.
 
@@ -39,7 +51,7 @@ class WandbSink(Sink):
     """
 
     name: ClassVar[str] = "wandb"
-    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "summary"})
+    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "event", "summary"})
     switch: ClassVar[str] = "wandb"
 
     def __init__(self, run: Surroundings) -> None:
@@ -51,6 +63,7 @@ class WandbSink(Sink):
         self._quiet_stats, self._timeout_s = "gpu" in run.sampled, run.config.wandb_timeout_s
         self._excluded = re.compile("|".join(map(fnmatch.translate, run.config.wandb_exclude)) or r"(?!)")
         self._wanted: dict[str, bool] = {}
+        self._events: deque[str] = deque(maxlen=EVENTS)
         # An `init` under way with its grace period, and a `finish`.
         self.close_timeout_s = 2 * self._timeout_s + 15.0
         self._run: Any = None
@@ -80,6 +93,8 @@ class WandbSink(Sink):
                 return
             except Exception as error:
                 logger.warning("wandb: offline, since %s; `wandb sync` uploads later", _first_line(error))
+                with contextlib.suppress(Exception):
+                    self._wandb.teardown()  # its process still holds the run's id
         self._run = self._init("offline")
 
     def write(self, rows: list[Row]) -> None:
@@ -90,6 +105,9 @@ class WandbSink(Sink):
                 self._train = row
                 if row.elapsed_s - self._train_logged_s >= TRAIN_EVERY_S:
                     self._log_train()
+            elif row.kind == "event":
+                self._events.append(f"step {row.step}: {row.values.get('text', '')}")
+                self._run.summary.update({"run/events": "\n".join(self._events)})
             elif row.kind == "run":
                 self._run.config.update(
                     {"roles": row.values, **self._settings_of_run()}, allow_val_change=True
@@ -141,7 +159,20 @@ class WandbSink(Sink):
             ),
         )
         project, folder = self._config.wandb_project, str(self._run_dir)
-        run = self._wandb.init(project=project, dir=folder, mode=mode, settings=settings, reinit="create_new")
+        leg = next_leg(self._run_dir)
+        run = self._wandb.init(
+            project=project,
+            dir=folder,
+            mode=mode,
+            settings=settings,
+            reinit="create_new",
+            id=leg.run_id,
+            # Offline W&B takes no `resume`, and says so; the id alone makes it the same run.
+            resume="allow" if mode == "online" else None,
+        )
+        if mode == "offline" and leg.number:
+            # W&B drops rows whose own step is not over the last one, and knows no earlier leg here.
+            run.log({}, step=leg.number * STEPS_PER_LEG)
         for family in self._families:
             step = TRAIN_STEP if family == "train" else ELAPSED
             run.define_metric(f"{family}/*", step_metric=step)
@@ -181,6 +212,27 @@ class WandbSink(Sink):
     def _settings_of_run(self) -> dict[str, Any]:
         path = self._run_dir / "config.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One start of a run. `number` counts from 0."""
+
+    run_id: str
+    number: int
+
+
+def next_leg(run_dir: Path) -> Leg:
+    """The run's W&B id, made at its first start and kept in its folder, and which start this is."""
+    file = run_dir / ID_FILE
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        leg = Leg(str(before["id"]), int(before["leg"]) + 1)
+    except (OSError, ValueError, KeyError, TypeError):
+        leg = Leg(secrets.token_hex(4), 0)
+    with contextlib.suppress(OSError, UserError), atomic_text(file) as stream:
+        stream.write(json.dumps({"id": leg.run_id, "leg": leg.number}))
+    return leg
 
 
 def _import_wandb() -> Any:

@@ -24,13 +24,16 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 @dataclass
 class OfflineRun:
-    """What a `.wandb` file holds: rows of history in order, `define_metric` calls, summary, config."""
+    """What a `.wandb` file holds: rows of history in order with W&B's own steps, `define_metric`
+    calls, summary, config."""
 
     history: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, str] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     stats: int = 0
+    run_id: str = ""
+    steps: list[int] = field(default_factory=list)
 
 
 def records(data: bytes) -> Iterator[bytes]:
@@ -71,6 +74,9 @@ def read_file(path: Path) -> OfflineRun:
         match record.WhichOneof("record_type"):
             case "history":
                 run.history.append(_items(record.history.item))
+                run.steps.append(record.history.step.num)
+            case "run":
+                run.run_id = record.run.run_id
             case "metric":
                 run.metrics[record.metric.glob_name or record.metric.name] = record.metric.step_metric
             case "summary":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dflash.observe.metric import Metric
 from dflash.observe.monitor import METRICS as MONITOR_METRICS
-from dflash.observe.registry import COLLECTORS, TRAIN_METRICS
+from dflash.observe.registry import COLLECTORS, HELDOUT_METRICS, TRAIN_METRICS
 
 _HEAD = """\
 # Metrics
@@ -41,11 +41,11 @@ the end.
 
 ## In Weights & Biases
 
-`train/*` is drawn over `train/step`, everything else over `monitor/elapsed_s`; `monitor/step` is in every
-row, so any panel can be switched to steps. Panels are grouped by the first part of the key: one section for
-each of profile, gpu, pipeline, target, drafter, batch, cuda, train, monitor. To have a section for each
-worker (`target/0`, `target/1`), choose *Organise panels by: last prefix* in the workspace's settings. Four
-panels that answer "why are the GPUs idle?":
+`train/*` and `heldout/*` are drawn over `train/step`, everything else over `monitor/elapsed_s`;
+`monitor/step` is in every row, so any panel can be switched to steps. Panels are grouped by the first part of
+the key: one section for each of profile, gpu, pipeline, target, drafter, batch, cuda, train, heldout,
+monitor. To have a section for each worker (`target/0`, `target/1`), choose *Organise panels by: last prefix*
+in the workspace's settings. Four panels that answer "why are the GPUs idle?":
 
 | panel | keys | reads |
 |---|---|---|
@@ -59,6 +59,10 @@ which keeps eight GPUs under its advice of 200 keys. `--set observe.wandb_exclud
 
 W&B's own sampling of the GPUs is off while the `gpu` collector is on at the start, so that NVML is asked
 once.
+
+All legs of a run that was stopped and resumed are one run: its id is in `wandb-run.json` in the run's folder.
+Offline legs are uploaded together, in the order of their starts: `wandb sync RUN/wandb/offline-run-*`. Events
+(a resume, a stall, a NaN, a checkpoint that could not be written) are in the run's summary, `run/events`.
 
 ## One more collector
 
@@ -115,6 +119,10 @@ def render() -> str:
         parts.append(f"## {collector.name}\n\n{_one_line(summary)}\n\n{_table(collector.metrics)}")
     parts.append(
         f"## train\n\nAlways on; come some steps late, tagged with their own step.\n\n{_table(TRAIN_METRICS)}"
+    )
+    parts.append(
+        "## heldout\n\nWith `data.heldout`, every `train.heldout_every` steps and at each checkpoint; the step is "
+        f"the number of steps done.\n\n{_table(HELDOUT_METRICS)}"
     )
     parts.append(f"## monitor\n\nThe monitor reports on itself. Always on.\n\n{_table(MONITOR_METRICS)}")
     parts.append(_TAIL)

@@ -70,6 +70,7 @@ class Observer:
         self._lock = threading.Lock()
         self._late: deque[tuple[int, dict[str, float]]] = deque(maxlen=_LATE)
         self._late_dropped = 0
+        self._charges: list[Callable[[float], Account]] = []
         self._late_lock = threading.Lock()
         self._failed: dict[str, str] = {}
         self._sinks = [
@@ -120,6 +121,10 @@ class Observer:
             collector.equip(recorder)
         self._collectors.append(collector)
         return collector
+
+    def charge(self, account: Callable[[float], Account]) -> None:
+        """Account for something else that observes, given the time since the start, seconds."""
+        self._charges.append(account)
 
     def watch(self, scopes: Scopes) -> None:
         """Count or guard host syncs in the threads of the monitor and of the sinks too; before `start`."""
@@ -252,6 +257,7 @@ class Observer:
             accounts.append(Account(collector.name, collector.on_s(), calls, call_ns, cpu_s))
         shared_s = self._monitor.cpu_s - sum(collector.cpu_ns for collector in self._collectors) / 1e9
         shared_s += sum(sink.cpu_s for sink in self._sinks)
+        accounts += [account(elapsed_s) for account in self._charges]
         return [*accounts, Account(SHARED, elapsed_s, 0, 0.0, max(0.0, shared_s))]
 
     def accounted_percent(self) -> dict[str, float]:

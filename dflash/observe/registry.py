@@ -67,6 +67,12 @@ TRAIN_METRICS = (
     ),
 )
 
+_HELDOUT = "the drafter on `data.heldout`, between two steps; read when the event has fired"
+HELDOUT_METRICS = (
+    Metric("heldout/loss", "nats", "instant", "as train/loss, on samples that are not trained on", _HELDOUT),
+    Metric("heldout/accept_length", "tokens", "instant", "as train/accept_length, on the same", _HELDOUT),
+    Metric("heldout/slot_{k}_accuracy", "1", "ratio", "as train/slot_{k}_accuracy, on the same", _HELDOUT),
+)
 
 SINKS: Registry[type[Sink]] = Registry("sink", JsonlSink, TerminalSink, TensorboardSink, WandbSink)
 
@@ -94,6 +100,7 @@ def all_metrics() -> tuple[Metric, ...]:
     return (
         *(metric for collector in COLLECTORS for metric in collector.metrics),
         *TRAIN_METRICS,
+        *HELDOUT_METRICS,
         *MONITOR_METRICS,
     )
 

@@ -37,7 +37,7 @@ class Screen:
         self.elapsed_s = max(self.elapsed_s, row.elapsed_s)
         self.step = max(self.step, row.step)
         if row.kind == "train":
-            self.train = row.values
+            self.train = {**self.train, **row.values}
         elif row.kind == "summary":
             self.values, self.seconds, self.ended = row.values["values"], row.values["elapsed_s"], True
         elif row.kind in ("live", "metrics"):
@@ -93,6 +93,7 @@ class Screen:
             ("loss", "train/loss", ".4f"),
             ("accept", "train/accept_length", ".2f"),
             ("norm", "train/grad_norm", ".2f"),
+            ("held-out", "heldout/loss", ".4f"),
         )
         return [f"{name} {self.train[key]:{form}}" for name, key, form in shown if key in self.train]
 

@@ -276,6 +276,14 @@ def load(path: Path) -> State:
     )
 
 
+def heldout_of(path: Path) -> float | None:
+    """The held-out loss of a checkpoint's weights; None when it has none, or there is no such checkpoint."""
+    try:
+        return _read_record(path).history.get("heldout")
+    except UserError:
+        return None
+
+
 def check_fits(state: State, shapes: Mapping[str, Iterable[int]]) -> None:
     """Whether a checkpoint's tensors are those of this drafter.
 

@@ -32,6 +32,7 @@ class Reports:
         resume: the checkpoint that the run goes on from; its history goes on.
         sample_ids: rows of the data set in a batch of the plan, to name them.
         saw: called with each step whose scalars are finite.
+        behind: called after the steps that have arrived.
 
     Raises:
         UserError: the checkpoint's history cannot be read.
@@ -46,10 +47,11 @@ class Reports:
         *,
         sample_ids: Callable[[int], tuple[int, ...]],
         saw: Callable[[int], None],
+        behind: Callable[[], None],
         keep: list[StepScalars] | None,
     ) -> None:
         self._scalars, self._observer, self._config = scalars, observer, config
-        self._sample_ids, self._saw, self._keep = sample_ids, saw, keep
+        self._sample_ids, self._saw, self._behind, self._keep = sample_ids, saw, behind, keep
         self.history = _history_of(resume)
         self.history.legs += 1
         self._before_s, self._before_tokens = self.history.seconds, self.history.tokens
@@ -81,6 +83,7 @@ class Reports:
                 raise self._non_finite(row)
             self.history.add(row)
             self._saw(row.step)
+        self._behind()
 
     def note_stall(self) -> None:
         """The time in which the whole process stood still counts apart."""

@@ -3,6 +3,7 @@ thread."""
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -64,12 +65,20 @@ class Order:
         tokens: context tokens that this leg had trained on.
         history: the run's, up to this step.
         trusted: the scalars of its steps are finite, and so is the loss that its weights give.
+        measured: its held-out loss is on its way, or `heldout` has it.
     """
 
     progress: Progress
     tokens: int
     history: dict[str, Any] | None = None
     trusted: bool = False
+    measured: bool = False
+    heldout: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        """All that comes later has come."""
+        return self.trusted and (not self.measured or self.heldout is not None)
 
 
 class CheckpointSaver:
@@ -125,14 +134,14 @@ class CheckpointSaver:
         """The last snapshot is written; there is room for another."""
         return self.order is None
 
-    def take(self, progress: Progress, tokens: int) -> Any:
+    def take(self, order: Order) -> Any:
         """Enqueue the copies. Never waits.
 
         Returns:
             An event: the weights may change once it has fired. Have the stream wait for it, not the host.
         """
         with self._turn:
-            self.order = order = Order(progress, tokens)
+            self.order = order
         self._done.record()
         with self._device.on(self._side):
             self._done.wait()
@@ -156,6 +165,12 @@ class CheckpointSaver:
             order.history = history_at(order.tokens)
         if step >= order.progress.step:
             order.trusted = True
+
+    def saw_heldout(self, steps_done: int, loss: float) -> None:
+        """The held-out loss of the weights after so many steps."""
+        order = self.order
+        if order is not None and order.progress.step == steps_done:
+            order.heldout = loss
 
     def close(self, history_at: Callable[[int], dict[str, Any]], *, drop: bool) -> None:
         """No more snapshots will come. Waits until the one under way is written.
@@ -192,7 +207,7 @@ class CheckpointSaver:
                     self.order = None
 
     def _save(self, order: Order) -> None:
-        while not order.trusted and not self._ending.is_set():
+        while not order.ready and not self._ending.is_set():
             self._ending.wait(_POLL_S)
         for _ in range(_COPY_POLLS):
             if self._copied.query():
@@ -207,7 +222,18 @@ class CheckpointSaver:
         if not all_finite(tensors):
             self._told(f"the weights after {order.progress.step} steps are not finite: no checkpoint of them")
             return
+        if not order.trusted and order.heldout is not None and not math.isfinite(order.heldout):
+            return
         self._before()
         draft = checkpoint.write(self.folder, self._make_state(order, tensors))
         self.written, self.written_step = checkpoint.publish(draft), order.progress.step
+        if order.heldout is not None:
+            mark_best(self.written, order.heldout)
         checkpoint.prune(self.folder, self._keep)
+
+
+def mark_best(path: Path, loss: float) -> None:
+    """Have `best` lead to a checkpoint whose held-out loss is the lowest so far."""
+    before = checkpoint.heldout_of(path.parent / checkpoint.BEST)
+    if before is None or loss < before:
+        checkpoint.mark(path, checkpoint.BEST)

@@ -16,11 +16,12 @@ from dflash.observe.observer import Observer
 from dflash.pipeline.build import Inputs
 from dflash.pipeline.checkpoint import State
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica
+from dflash.pipeline.heldout import Heldout, metrics
 from dflash.pipeline.last_save import LastSave
 from dflash.pipeline.progress import FOLD_EVERY, Drawn, Progress
 from dflash.pipeline.resume import fingerprint
 from dflash.pipeline.run_folder import CHECKPOINTS
-from dflash.pipeline.saver import CheckpointSaver, Order
+from dflash.pipeline.saver import CheckpointSaver, Order, mark_best
 
 _SETTLE_S = 5.0
 
@@ -50,10 +51,11 @@ class Saving:
         history_at: Callable[[int], dict[str, Any]],
         on_error: Callable[[BaseException], None],
         spare: Path | None = None,
+        heldout: Heldout | None = None,
     ) -> None:
         self._inputs, self._base, self._observer = inputs, base, observer
         self._folder, self._train = run_dir / CHECKPOINTS, inputs.config.train
-        self._history_at, self._spare = history_at, spare
+        self._history_at, self._spare, self.heldout = history_at, spare, heldout
         self._batches_per_step = self._train.accumulation * len(replicas)
         self._samples = fingerprint(inputs.dataset)
         self._shape, self._settings = asdict(inputs.shape), inputs.config.leaves()
@@ -85,13 +87,27 @@ class Saving:
         steps_done = worker.step_index
         if self._drawn is not None and steps_done % FOLD_EVERY == 0:
             self._drawn.after(steps_done)
-        saver = self.saver
-        if saver is None:
+        saver, heldout, taken = self.saver, self.heldout, False
+        if saver is not None:
+            self._due = self._due or steps_done % self._train.checkpoint_every == 0
+            if taken := self._due and saver.idle and steps_done < self._train.steps:
+                self._due = False
+                order = Order(self._progress(steps_done), worker.tokens_done, measured=heldout is not None)
+                worker.copied = saver.take(order)
+        if heldout is not None:
+            every = self._train.heldout_every
+            if taken or (every and steps_done % every == 0):
+                heldout.look(steps_done)
+            heldout.poll()
+
+    def report_heldout(self) -> None:
+        """Measurements that have arrived, in the main thread."""
+        if self.heldout is None:
             return
-        self._due = self._due or steps_done % self._train.checkpoint_every == 0
-        if self._due and saver.idle and steps_done < self._train.steps:
-            self._due = False
-            worker.copied = saver.take(self._progress(steps_done), worker.tokens_done)
+        for row in self.heldout.take():
+            self._observer.late(row.step, metrics(row))
+            if self.saver is not None:
+                self.saver.saw_heldout(row.step, row.loss)
 
     def saw(self, step: int) -> None:
         """The scalars of `step`, and of all before it, are finite; in the main thread."""
@@ -118,8 +134,13 @@ class Saving:
         order = Order(self._progress(worker.step_index), worker.tokens_done)
         order.history = self._history_at(worker.tokens_done)
         self._observer.settle(_SETTLE_S)
+        if self.heldout is not None:
+            order.heldout = self.heldout.now()
         last = LastSave(self._folder, self._spare, stop, self._observer.event)
-        return last.save(worker.replica, partial(self._state, order), self._train.keep_checkpoints) or written
+        path = last.save(worker.replica, partial(self._state, order), self._train.keep_checkpoints)
+        if path is not None and order.heldout is not None:
+            mark_best(path, order.heldout)
+        return path or written
 
     def abandon(self) -> Path | None:
         """The last weights are known to be bad: none of them are written."""
@@ -137,5 +158,5 @@ class Saving:
         return Progress(steps_done, steps_done * self._batches_per_step)
 
     def _state(self, order: Order, tensors: dict[str, torch.Tensor]) -> State:
-        history = order.history or {}
+        history = (order.history or {}) | {"heldout": order.heldout}
         return State(order.progress, tensors, self._shape, self._settings, self._samples, history)

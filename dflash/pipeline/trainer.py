@@ -14,6 +14,7 @@ from dflash.data.batch import Batch, BatchSpec
 from dflash.data.collate import Collator
 from dflash.data.plan import EpochPlan, Plan
 from dflash.data.prefetch import BatchPrefetcher
+from dflash.device import Device
 from dflash.observe.observer import Observer
 from dflash.observe.syncs import NO_SCOPES, Scopes, allowed_sync, mark_step
 from dflash.pipeline import checkpoint
@@ -21,6 +22,7 @@ from dflash.pipeline.build import Inputs, build_replica, load_targets, threads_p
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica, StepHooks
 from dflash.pipeline.exchange import GradientExchange
 from dflash.pipeline.hand_over import Receiver, through_host
+from dflash.pipeline.heldout import Heldout
 from dflash.pipeline.hidden_queue import SharedHiddenStateQueue
 from dflash.pipeline.history import History
 from dflash.pipeline.last_save import states_are_finite, whole_drafter
@@ -167,6 +169,7 @@ class Trainer:
             resume,
             sample_ids=self.sample_ids,
             saw=lambda step: None if self.saving is None else self.saving.saw(step),
+            behind=lambda: None if self.saving is None else self.saving.report_heldout(),
             keep=self.result.scalars if self._keep_scalars else None,
         )
         self.result.history = self.reports.history
@@ -187,7 +190,15 @@ class Trainer:
             history_at=self.reports.history_at,
             on_error=partial(self.supervisor.fail, "checkpoint writer"),
             spare=self._spare_dir,
+            heldout=self._make_heldout() if self.config.data.heldout else None,
         )
+
+    def _make_heldout(self) -> Heldout:
+        heldout = Heldout(
+            self.inputs, self._targets[0], Device(self.config.target.devices[0]), self.replicas[0]
+        )
+        self.observer.charge(heldout.account)
+        return heldout
 
     def _drafter_worker(self, replica: Replica) -> DrafterWorker:
         index, config, saving = replica.index, self.config, self.saving
@@ -351,6 +362,8 @@ class Trainer:
         if isinstance(worker, DrafterWorker):
             with allowed_sync("end of the run: the last scalars"):
                 self.scalars.arrived(worker.index, worker.late.drain_blocking())
+                if worker.index == 0 and self.saving is not None and self.saving.heldout is not None:
+                    self.saving.heldout.drain()
 
     def stands_full(self) -> bool:
         """Every target worker and the prefetcher have done all they can, and wait for the drafters. For the

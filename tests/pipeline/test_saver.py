@@ -48,9 +48,9 @@ def test_a_snapshot_that_synced_would_be_found(tmp_path):
     saver = trainer.saving.saver
     take = saver.take
 
-    def reads_the_host(progress, tokens):
+    def reads_the_host(order):
         trainer.replicas[0].flat.master.sum().item()
-        return take(progress, tokens)
+        return take(order)
 
     saver.take = reads_the_host
     with pytest.raises(WorkerFailed, match="SyncNotAllowed"):

@@ -101,6 +101,8 @@ class WandbSink(Sink):
         for row in rows:
             if row.kind == "metrics":
                 self._log({**self._without_excluded(row.values), ELAPSED: row.elapsed_s, STEP: row.step})
+            elif row.kind == "train" and "heldout/loss" in row.values:
+                self._log({**row.values, TRAIN_STEP: row.step, ELAPSED: row.elapsed_s})
             elif row.kind == "train":
                 self._train = row
                 if row.elapsed_s - self._train_logged_s >= TRAIN_EVERY_S:
@@ -174,7 +176,7 @@ class WandbSink(Sink):
             # W&B drops rows whose own step is not over the last one, and knows no earlier leg here.
             run.log({}, step=leg.number * STEPS_PER_LEG)
         for family in self._families:
-            step = TRAIN_STEP if family == "train" else ELAPSED
+            step = TRAIN_STEP if family in ("train", "heldout") else ELAPSED
             run.define_metric(f"{family}/*", step_metric=step)
         return run
 

@@ -1,5 +1,5 @@
-"""Tokens per second of every arm, as benchmarks. Each fails on its own: over budget, slower than the
-baseline, invalid."""
+"""Tokens per second with everything off, with all on and with each collector on, as benchmarks. Each fails on
+its own: over budget, slower than the baseline, invalid."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench.baselines import store
+from bench.baselines.recording import session_of
 from bench.pytest_benchmark import replay
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, Verdict
@@ -19,12 +20,10 @@ CLOCK = replay.ReplayClock()
 def test_tokens(
     benchmark: Any, collector: str, receipt: Receipt, known: Any, request: pytest.FixtureRequest
 ) -> None:
-    """Replay the arm's segments, then judge the run itself, the collector's cost, and the stored baseline."""
+    """Replay the segments, then judge the run itself, the collector's cost, and the stored baseline."""
     samples = replay.samples(receipt, collector)
     if not samples:
-        pytest.fail(
-            f"arm {replay.arm_of(collector)!r} was not measured: {'; '.join(receipt.reasons)}", pytrace=False
-        )
+        pytest.fail(f"{collector!r} was not measured: {'; '.join(receipt.reasons)}", pytrace=False)
     remaining = iter(samples)
     benchmark.pedantic(
         lambda: CLOCK.advance(next(remaining, 0.0)), setup=CLOCK.reset, rounds=len(samples), iterations=1
@@ -53,6 +52,9 @@ def _judge_baseline(receipt: Receipt, known: Any, collector: str) -> None:
     """The stored figure is that of `off`; what is on is judged by its cost, in the same run."""
     if collector != OFF or known.baseline is None or receipt.throughput is None:
         return
+    moved = store.machine_moved(known.baseline, [session_of(receipt)])
+    if moved:
+        pytest.fail(f"invalid: {moved}", pytrace=False)
     found = store.compare(known.baseline, [receipt.throughput])
     table = replay.regression(found, known.baseline, known.baseline_path)
     if table and found.verdict is Verdict.OVER:
@@ -62,17 +64,15 @@ def _judge_baseline(receipt: Receipt, known: Any, collector: str) -> None:
 
 
 def test_complete(receipt: Receipt, known: Any, missing: list[str]) -> None:
-    """Every arm was measured, and every test that the baseline knows."""
-    empty = sorted(arm for arm, segments in receipt.arms.items() if not segments)
-    assert not empty, f"arms without a segment: {', '.join(empty)}"
-    assert receipt.arms, "no arm was measured"
+    """Pairs were taken, and every test that the baseline knows was measured."""
+    assert receipt.pairs, f"no pair was measured: {'; '.join(receipt.reasons)}"
     assert not missing or known.incomplete_allowed, f"of the baseline, not measured: {', '.join(missing)}"
 
 
 def test_resolved(receipt: Receipt) -> None:
     """What the run could not tell: expected on a noisy machine, never counted as passed.
 
-    With `--bench-strict` the arms' own tests fail.
+    With `--bench-strict` the collectors' own tests fail.
     """
     open_costs = [
         c

@@ -1,6 +1,6 @@
 """Recording a baseline: receipts of several fresh launches in, one reviewed file out.
 
-By hand, on a clean tree, from runs whose A/A arm passed; never by CI.
+By hand, on a clean tree, from runs that are valid; never by CI.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from bench.baselines.store import (
     parse,
     to_json,
 )
+from bench.records.pairs import ALL
 from bench.records.receipt import Receipt
-from bench.records.types import Commit, ConfigRef, ExitCode, Machine, Verdict
+from bench.records.types import OFF, Commit, ConfigRef, ExitCode, Machine, Verdict
+from bench.statistics.throughput import all_segments, off_segments, on_segments
 from steptime.errors import UserError
 from steptime.files import atomic_text
 
@@ -63,12 +65,17 @@ def unusable(
         reasons.append("it was measured on a tree with uncommitted changes")
     if receipt.verdict is Verdict.INVALID or receipt.exit_code in (ExitCode.INVALID, ExitCode.INCOMPLETE):
         reasons.append(f"its verdict is {receipt.verdict.value}: {'; '.join(receipt.reasons[:1])}")
-    if receipt.throughput is None:
-        reasons.append("it holds no throughput")
-    for name in ("inject_percent", "plant"):
+    for name in ("inject", "inject_percent", "plant"):
         if receipt.options.get(name):
             reasons.append(f"it was measured with {name.replace('_percent', '')} {receipt.options[name]}")
     return reasons
+
+
+def empty(receipt: Receipt) -> str:
+    """Why a receipt holds nothing to record or compare; empty: it holds pairs with everything off. Pure."""
+    if receipt.throughput is None:
+        return "it holds no throughput"
+    return "" if off_segments(receipt.pairs) else "it holds no segment with everything off"
 
 
 def repeated(receipts: Sequence[tuple[str, Receipt]]) -> list[str]:
@@ -84,19 +91,32 @@ def repeated(receipts: Sequence[tuple[str, Receipt]]) -> list[str]:
 
 
 def session_of(receipt: Receipt) -> Session:
-    """A receipt as one session: geometric mean tokens/s of each arm."""
-    if receipt.throughput is None:
-        raise UserError("the receipt holds no throughput")
-    arms = {
-        name: geometric_mean([segment.tokens / segment.seconds for segment in segments])
-        for name, segments in receipt.arms.items()
-        if segments
-    }
+    """A receipt as one session. Raises UserError for one that holds nothing."""
+    missing = empty(receipt)
+    if missing or receipt.throughput is None:
+        raise UserError(f"the receipt cannot be a session: {missing}")
+    by_name = {OFF: off_segments(receipt.pairs)}
+    names = [cost.name for cost in receipt.collectors]
+    by_name |= {name: on_segments(receipt.pairs, name) for name in names}
+    by_name[ALL] = all_segments(receipt.pairs)
+    sentinel = receipt.sentinel
     return Session(
         round(receipt.throughput.tokens_per_second, 3),
         receipt.created,
-        {n: round(v, 3) for n, v in arms.items()},
+        {
+            name: round(geometric_mean([segment.tokens / segment.seconds for segment in segments]), 3)
+            for name, segments in by_name.items()
+            if segments
+        },
+        {}
+        if sentinel is None
+        else {name: (sentinel.before_s[name] + sentinel.after_s[name]) / 2 for name in sentinel.before_s},
     )
+
+
+def change_percent(stored: Baseline, now: Baseline) -> float:
+    """How much faster (positive) the new figure is."""
+    return 100.0 * (now.value / stored.value - 1.0)
 
 
 def build(

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from scipy import special
 
 from bench.machine.identity import differences
+from bench.machine.sentinel import MOVED_PERCENT
 from bench.records.receipt import BaselineView
 from bench.records.strict_json import line_of
 from bench.records.strict_json import parse as parse_stored
@@ -34,6 +35,7 @@ ROOT: Final = Path(__file__).resolve().parents[2] / "baselines"
 ALPHA: Final = 0.01
 """Error of the limit: one false alarm in 100 comparisons."""
 MIN_SESSIONS: Final = 3
+STALE_PERCENT: Final = 20.0
 TOLERANCE_PERCENT: Final = 0.5
 """A measured baseline is never missed by less, however small its spread."""
 
@@ -56,13 +58,22 @@ class BaselineMachine:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One fresh launch: tokens/s of the `off` arm, and of every arm that was measured."""
+    """One fresh launch.
+
+    Attributes:
+        tokens_per_second: with everything off.
+        arms: tokens/s under "off", "all", and each collector's name (its segments, in which each of the
+            others was on half of the time).
+        sentinel_s: seconds of the pinned reference workload by device, the mean of before and after; empty in
+            files of older harnesses.
+    """
 
     __pydantic_config__ = STRICT
 
     tokens_per_second: float
     date: str
     arms: dict[str, float] = field(default_factory=dict)
+    sentinel_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +292,12 @@ def multiplier(stored: int, new: int, alpha: float = ALPHA) -> float:
     return float(special.stdtrit(stored - 1, 1.0 - alpha)) * math.sqrt(1.0 / new + 1.0 / stored)
 
 
+def stale_percent(baseline: Baseline) -> float:
+    """Percent above the stored figure from which it is stale: a run that fast would pass with a loss as large
+    as that."""
+    return STALE_PERCENT + 100.0 * (baseline.value / limit(baseline) - 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """New sessions held against a baseline."""
@@ -292,12 +309,31 @@ class Comparison:
     message: str
 
 
+def machine_moved(baseline: Baseline, now: Sequence[Session]) -> str:
+    """Why the machine is not the one that it was, by the sentinel of the stored sessions; empty when it is,
+    or when the file has none."""
+    lines = []
+    for device in baseline.sessions[0].sentinel_s if baseline.sessions else ():
+        old = [s.sentinel_s[device] for s in baseline.sessions if device in s.sentinel_s]
+        new = [s.sentinel_s[device] for s in now if device in s.sentinel_s]
+        if not new:
+            continue
+        change = 100.0 * (geometric_mean(new) / geometric_mean(old) - 1.0)
+        # What sessions of the baseline differed by among themselves is this machine's way.
+        spread = 100.0 * (max(old) / min(old) - 1.0)
+        if abs(change) > MOVED_PERCENT + spread:
+            lines.append(f"{device} by {change:+.1f}%")
+    if not lines:
+        return ""
+    return f"the sentinel workload is not what it was when the baseline was recorded ({', '.join(lines)})"
+
+
 def compare(baseline: Baseline, now: Sequence[Throughput]) -> Comparison:
     """Pure: the verdict of one or more new sessions.
 
     A measured baseline: `over` under the limit, else `within`. A stated one is a constant, so only the new
     run's own interval counts: `over` when all of it lies under the floor, `within` when all of it lies above,
-    else `unresolved`.
+    else `unresolved`. Far above it the figure is stale, and passes nothing: `no-baseline`.
 
     Raises:
         ValueError: no session.
@@ -312,6 +348,9 @@ def compare(baseline: Baseline, now: Sequence[Throughput]) -> Comparison:
         verdict = Verdict.OVER if value < lowest else Verdict.WITHIN
     change = 100.0 * (value / baseline.value - 1.0)
     text = f"{value:,.1f} tokens/s, {change:+.2f}% against {_describe(baseline)}; limit {lowest:,.1f}"
+    if verdict is Verdict.WITHIN and change > stale_percent(baseline):
+        verdict = Verdict.NO_BASELINE
+        text = f"stale: {text}; record anew: {record_command(baseline.config.name)}"
     return Comparison(verdict, value, lowest, change, text)
 
 

@@ -23,7 +23,7 @@ from bench.machine.sentinel import Sentinel
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import ConfigRef, ExitCode, Machine, Verdict
-from bench.statistics.verdict import CODES
+from bench.statistics.judging import CODES
 from dflash.config import Config, load_config
 from steptime.commandline import make_app
 from steptime.errors import UserError
@@ -31,6 +31,7 @@ from steptime.errors import UserError
 Sessions = Annotated[int, option("--sessions N", "fresh launches (default 3, compare 1)", to_natural)]
 Minutes = Annotated[float | None, option("--minutes M", "time for measuring in each session", to_minutes)]
 Receipts = Annotated[list[str] | None, option("--receipt FILE", "use a finished session; repeatable")]
+Yes = Annotated[bool, option("--yes", "replace a stored figure that differs")]
 Note = Annotated[str, option("--note TEXT", "kept with the figure")]
 HELP = "Stored tokens per second of this machine: record (by hand, on a clean tree), compare, list."
 
@@ -52,6 +53,7 @@ class Options:
     minutes: float | None = None
     receipts: tuple[str, ...] = ()
     note: str = ""
+    yes: bool = False
 
 
 def register(app: typer.Typer) -> None:
@@ -74,6 +76,7 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
         minutes: Minutes = None,
         receipts: Receipts = None,
         note: Note = "",
+        yes: Yes = False,
     ) -> int:
         options = Options(
             config=load_config(config, settings or ()),
@@ -83,6 +86,7 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
             minutes=minutes,
             receipts=tuple(receipts or ()),
             note=note,
+            yes=yes,
         )
         return run(options, Reporter())
 
@@ -118,10 +122,12 @@ def run_record(options: Options, reporter: Reporter) -> int:
     receipts = _sessions(options, reporter)
     for where, receipt in receipts:
         reasons = [*recording.unusable(receipt, this, config, commit), *_moved(receipt)]
+        reasons += [missing] if (missing := recording.empty(receipt)) else []
         if reasons:
             raise UserError(f"baseline record: {where}: {'; '.join(reasons)}")
     sessions = [recording.session_of(receipt) for _, receipt in receipts]
     stored = recording.build(this, config, sessions, commit.id, options.note)
+    _ask_before_replacing(stored, this, config, options.yes)
     path = recording.write(stored, store.ROOT)
     print(
         f"{path}: {stored.value:,.1f} tokens/s over {len(sessions)} sessions, spread "
@@ -156,6 +162,14 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         if reasons:
             _tell(f"INVALID: {where}: {'; '.join(reasons)}")
             return int(ExitCode.INVALID)
+    for where, receipt in receipts:
+        if missing := recording.empty(receipt):
+            _tell(f"{Verdict.NO_BASELINE.value.upper()}: {where}: {missing}")
+            return int(ExitCode.INCOMPLETE)
+    moved = store.machine_moved(found.baseline, [recording.session_of(receipt) for _, receipt in receipts])
+    if moved:
+        _tell(f"INVALID: {moved}")
+        return int(ExitCode.INVALID)
     figures = [receipt.throughput for _, receipt in receipts if receipt.throughput is not None]
     compared = store.compare(found.baseline, figures)
     for text in (
@@ -164,6 +178,20 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         _tell(f"since it was recorded: {text}")
     _tell(f"{compared.verdict.value.upper()}: {compared.message}")
     return int(CODES[compared.verdict])
+
+
+def _ask_before_replacing(new: store.Baseline, this: Machine, config: ConfigRef, yes: bool) -> None:
+    """Raises UserError where a figure of this machine and config would be replaced by one that differs, and
+    nobody said yes."""
+    found = store.match(store.read_all(store.ROOT), this, config)
+    stored = found.baseline
+    if found.status is not store.Status.MATCH or stored is None or stored.origin != "measured":
+        return
+    change = recording.change_percent(stored, new)
+    text = f"{found.path} holds {stored.value:,.1f} tokens/s; the new figure is {change:+.2f}% against it"
+    if abs(change) > stored.tolerance_percent and not yes:
+        raise UserError(f"baseline record: {text}; --yes replaces it")
+    print(text)
 
 
 def _tell(text: str) -> None:
@@ -180,10 +208,10 @@ def _machine(options: Options) -> Machine:
 
 
 def _moved(receipt: Receipt) -> list[str]:
-    sentinel = receipt.extra.get("sentinel")
-    if not sentinel:
+    sentinel = receipt.sentinel
+    if sentinel is None:
         return []
-    text = Sentinel.of_receipt(sentinel).moved()
+    text = Sentinel(sentinel.before_s, sentinel.after_s).moved()
     return [text] if text else []
 
 

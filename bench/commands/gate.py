@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench import arguments, files
-from bench.arguments import option, to_budget, to_minutes, to_natural, to_percent
+from bench.arguments import option, to_budget, to_minutes, to_natural
 from bench.gate.session import gather
-from bench.gate.verdict import MINUTES, GateEvidence, Options, make_receipt
+from bench.gate.verdict import COMPARED_STEPS, MINUTES, GateEvidence, Options, make_receipt
 from bench.gate.worktrees import NoHarness, checked_out
 from bench.machine.commit import read_commit
 from bench.progress import Reporter
@@ -19,7 +20,10 @@ from bench.records.receipt import Receipt
 from bench.records.types import Commit
 from bench.report.files import write_all
 from bench.report.show import show
+from bench.statistics.intended import Allowance, Numerics, parse_allowance
+from bench.subjects.injection import parse_injection
 from dflash.config import load_config
+from steptime.errors import UserError
 
 
 def register(app: typer.Typer) -> None:
@@ -36,19 +40,36 @@ def gate(
     minutes: Annotated[float, option("--minutes M", "time for measuring (default 10)", to_minutes)] = MINUTES,
     budget: Annotated[float, option("--budget PERCENT", "slowdown allowed (default 1%)", to_budget)] = 1.0,
     inject: Annotated[
-        float,
-        option("--inject PERCENT", "slow head by a known share, to see it found", to_percent),
-    ] = 0.0,
+        str,
+        option("--inject PERCENT[@PLACE]", "slow head by a known cost, to see it found"),
+    ] = "",
     launches: Annotated[
         int | None,
-        option("--launches N", "pairs of processes (default 3 to 10, by the time)", to_natural),
+        option("--launches N", "pairs of processes (default 7 to 12, by the time)", to_natural),
     ] = None,
+    numerics: Annotated[
+        Numerics,
+        option("--numerics MODE", "same: losses equal bit for bit; close: within 0.1%; changed: any"),
+    ] = Numerics.SAME,
+    allow_count: Annotated[
+        list[str] | None,
+        option("--allow-count 'KIND: ROLE PLACE +N'", "let this exact count rise; needs --reason"),
+    ] = None,
+    reason: Annotated[str, option("--reason TEXT", "why; stands in the receipt and in the report")] = "",
+    compare_steps: Annotated[
+        int,
+        option("--compare-steps N", "training steps compared first (default 12)", to_natural),
+    ] = COMPARED_STEPS,
     subject: arguments.Subject = "trainer",
 ) -> int:
     """Is this commit slower than that one, on this machine, now? Two persistent worker processes take
     turns."""
     from bench.subjects.registry import SUBJECTS  # heavy: torch
 
+    parsed = parse_injection(inject or "0")
+    allowances = _allowances(allow_count or (), reason)
+    if numerics is Numerics.CHANGED and not reason:
+        raise UserError("--numerics changed: say why with --reason")
     options = Options(
         base=base,
         config=load_config(config, settings or ()),
@@ -57,10 +78,20 @@ def gate(
         seed=seed,
         out=out,
         kind=SUBJECTS[subject],
-        inject_percent=inject,
+        inject=inject and f"{parsed.percent:g}@{parsed.place}",
         launches=launches or None,
+        numerics=numerics,
+        numerics_reason=reason,
+        compare_steps=max(1, compare_steps),
+        allowances=allowances,
     )
     return int(run_gate(options, Reporter()).exit_code)
+
+
+def _allowances(texts: Sequence[str], reason: str) -> tuple[Allowance, ...]:
+    if texts and not reason:
+        raise UserError("--allow-count: say why with --reason")
+    return tuple(parse_allowance(text, reason) for text in texts)
 
 
 def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> Receipt:

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from bench import arguments, files
-from bench.arguments import option, to_budget, to_minutes, to_names, to_percent
+from bench.arguments import option, to_budget, to_minutes, to_names
 from bench.baselines import store
 from bench.machine import identity, state
 from bench.machine.commit import read_commit
-from bench.measure.plan import choose_collectors, make_arms
-from bench.measure.runner import MeasuredRun, measure
+from bench.measure.evidence import evidence
+from bench.measure.run import Asked, Measured, measure
 from bench.progress import Reporter
-from bench.records.receipt import BaselineView, Receipt
-from bench.records.types import ALL, ConfigRef, ExactCounts, Machine, Segment
+from bench.records.costs import SwitchCost
+from bench.records.pairs import ALL, PLACEBO
+from bench.records.receipt import BaselineView, Receipt, SegmentLengths, SentinelTimes
+from bench.records.types import OFF, ConfigRef, ExactCounts, Machine, Throughput, Verdict
 from bench.report.files import write_all
 from bench.report.show import show
-from bench.statistics.analysis import Analysis, analyse
-from bench.statistics.stopping import StoppingRule, judged
-from bench.statistics.verdict import Budgets, Judgement, judge
-from bench.subjects.protocol import Settings, Subject
+from bench.statistics.judging import Budgets, judge
+from bench.statistics.observed import observe
+from bench.subjects.injection import Injection, parse_injection
+from bench.subjects.pairs import PairSubject
+from bench.subjects.protocol import Settings
 from bench.syncs import counting
 from dflash.config import load_config
-from steptime.errors import UserError
+from steptime.errors import UserError, nearest
 
-MINUTES = 4.0
+MINUTES = 8.0
+"""Measuring goes on until the answer about all together is clear, so long at most."""
 QUICK_MINUTES = 0.75
 QUICK_END_S = 78.0
 """A quick run is over 90 s after its start: so much is left for building, counting and measuring together."""
+FLUSHES, QUICK_FLUSHES = 3, 1
+"""Of the undisturbed stretch from which the accounted cost comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,11 @@ class Options:
     """What the command line asks for.
 
     Attributes:
-        minutes: time for measuring; building the subject and counting syncs come on top. None: 4, or 0.75
-            when quick.
+        minutes: most time for pairs; building the subject, the undisturbed stretch and counting come on top.
+            None: 8, or 0.75 when quick.
         budget_percent: for all collectors together; each one has half of it.
-        inject_percent: adds a collector `injected` that loses this share of the throughput.
-        together: all collectors as one against `off`; no single one is measured.
+        injection: adds a switch of known cost.
+        together: all collectors as one; no single one is measured.
         plant: name out of `bench.syncs.faults.planted.PLANTED`: adds that bad collector.
     """
 
@@ -54,14 +60,14 @@ class Options:
     budget_percent: float = 1.0
     only: tuple[str, ...] = ()
     together: bool = False
-    inject_percent: float = 0.0
+    injection: Injection | None = None
     plant: str = ""
     seed: int = 0
     out: str | None = None
 
     @property
     def time_s(self) -> float:
-        """Seconds for measuring."""
+        """Seconds for pairs."""
         default = QUICK_MINUTES if self.quick else MINUTES
         return 60.0 * (default if self.minutes is None else self.minutes)
 
@@ -71,8 +77,13 @@ class Options:
 
 
 def make_subject(
-    name: str, settings: Settings, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
-) -> tuple[Subject, counting.Counter | None]:
+    name: str,
+    settings: Settings,
+    *,
+    injection: Injection | None = None,
+    plant: str = "",
+    time_stages: bool = False,
+) -> tuple[PairSubject, counting.Counter | None]:
     """The subject of that name, and what counts exactly for it (None: it does no device work).
 
     Raises:
@@ -81,7 +92,8 @@ def make_subject(
     from bench.subjects.registry import SUBJECTS  # heavy: torch
 
     kind = SUBJECTS[name]
-    subject = kind.make(settings, inject_percent=inject_percent, plant=plant, time_stages=time_stages)
+    injections = () if injection is None else (injection,)
+    subject = kind.make_pairs(settings, injections=injections, plant=plant, time_stages=time_stages)
     if not kind.counted:
         return subject, None
     plants = [plant] if plant else []
@@ -98,10 +110,10 @@ def overhead(
     settings: arguments.Settings = None,
     seed: arguments.Seed = 0,
     out: arguments.Out = None,
-    quick: Annotated[bool, option("--quick", "isolated costs only; under 90 s in all")] = False,
+    quick: Annotated[bool, option("--quick", "under 90 s in all; finds a cost of some percent")] = False,
     minutes: Annotated[
         float | None,
-        option("--minutes M", "time for measuring (default 4, quick 0.75)", to_minutes),
+        option("--minutes M", "most time for measuring (default 8, quick 0.75)", to_minutes),
     ] = None,
     budget: Annotated[
         float,
@@ -113,14 +125,15 @@ def overhead(
         option("--together", "all collectors as one against off: more precise, blames none"),
     ] = False,
     inject: Annotated[
-        float,
-        option("--inject PERCENT", "add a collector of known cost, e.g. 2%", to_percent),
-    ] = 0.0,
+        Injection | None,
+        option("--inject PERCENT[@PLACE]", "add a switch of known cost, e.g. 2 or 2@tick", parse_injection),
+    ] = None,
     plant: Annotated[str, option("--plant NAME", "add a bad collector, to see it found")] = "",
     subject: arguments.Subject = "trainer",
 ) -> int:
     """What does each collector cost?
-    Every arm replays the same batches; costs come with intervals and a verdict.
+    Pairs of neighbouring segments do equal work with complementary sets of collectors on. Measuring goes on
+    until the answer about all together is clear.
     """
     loaded = load_config(config, settings or ())
     options = Options(
@@ -130,17 +143,35 @@ def overhead(
         budget_percent=budget,
         only=only,
         together=together,
-        inject_percent=inject,
+        injection=inject,
         plant=plant,
         seed=seed,
         out=out,
     )
-    measured, counter = make_subject(subject, loaded, inject_percent=inject, plant=plant, time_stages=True)
+    measured, counter = make_subject(subject, loaded, injection=inject, plant=plant, time_stages=True)
     return int(run_overhead(options, measured, Reporter(), count=counter).exit_code)
 
 
+def choose_switches(available: Sequence[str], only: Sequence[str]) -> tuple[str, ...]:
+    """What is judged: all that the subject has but the placebo, or those of `--only`, in the subject's order.
+
+    Raises:
+        UserError: naming an unknown collector and the nearest known one, or that there is none at all.
+    """
+    known = [name for name in available if name != PLACEBO]
+    for name in only:
+        if name not in known:
+            raise UserError(
+                f"--only {name}: no such collector{nearest(name, known)}; there are {', '.join(known)}"
+            )
+    chosen = tuple(name for name in known if not only or name in only)
+    if not chosen:
+        raise UserError("no collector to measure")
+    return chosen
+
+
 def run_overhead(
-    options: Options, subject: Subject, reporter: Reporter, *, count: counting.Counter | None = None
+    options: Options, subject: PairSubject, reporter: Reporter, *, count: counting.Counter | None = None
 ) -> Receipt:
     """Measure, judge, write the three files, print the report. The receipt's exit code is the command's.
 
@@ -152,42 +183,46 @@ def run_overhead(
         UserError: bad input, before anything is measured.
     """
     started = time.monotonic()
-    names = choose_collectors(subject.collectors, options.only)
+    switches = choose_switches(subject.switches, options.only)
     store.read_all()  # a broken file is refused now, not after minutes of measuring
-    machine = identity.identify(subject.devices)
     folder = files.choose_folder(options.out, "overhead")
-    arms = make_arms(names, marginal=not options.quick, together=options.together)
-    if options.together:
-        names = ()
-    contrasts = judged(arms, names)
-    budgets = options.budgets
-    limits = {name: budgets.all_percent if name == ALL else budgets.collector_percent for name in contrasts}
-    pending = count.start(arms) if count is not None else None
+    asked = Asked(
+        switches,
+        options.budget_percent,
+        options.time_s,
+        seed=options.seed,
+        together=options.together,
+        end_s=started + QUICK_END_S if options.quick and options.minutes is None else None,
+    )
+    pending = count.start(counted_arms(asked)) if count is not None else None
     try:
         run = measure(
             subject,
-            arms,
-            names,
-            seed=options.seed,
-            time_s=options.time_s,
-            rule=StoppingRule(contrasts, limits, subject.cycle),
-            reporter=reporter,
-            end_s=started + QUICK_END_S if options.quick and options.minutes is None else None,
-            ready=(lambda: pending.wait(reporter)) if pending is not None else None,
+            asked,
+            reporter,
+            flushes=QUICK_FLUSHES if options.quick else FLUSHES,
+            ready=(lambda: pending.wait(reporter)) if pending is not None else lambda: None,
         )
     finally:
         if pending is not None:
             pending.close()
     counts, faults = pending.result() if pending is not None else ({}, ())
+    machine = identity.identify(subject.devices)
     receipt = make_receipt(options, run, machine, counts, faults, counts_required=count is not None)
     write_all(receipt, folder)
     show(receipt, folder)
     return receipt
 
 
+def counted_arms(asked: Asked) -> dict[str, tuple[str, ...]]:
+    """What is counted: all off, each switch alone, and all."""
+    each = {} if asked.together else {name: (name,) for name in asked.switches}
+    return {OFF: (), **each, ALL: asked.switches}
+
+
 def make_receipt(
     options: Options,
-    run: MeasuredRun,
+    run: Measured,
     this: Machine,
     counts: Mapping[str, ExactCounts],
     faults: Sequence[str],
@@ -195,71 +230,67 @@ def make_receipt(
     counts_required: bool,
 ) -> Receipt:
     """Judge a run. Pure but for the commit and the clock, which are read here."""
-    measurement = replace(run.measurement, counts=counts, faults=(*run.measurement.faults, *faults))
-    analysis = analyse(measurement)
-    unfit = (
-        state.unfit(measurement.before, measurement.after) if measurement.before and measurement.after else ()
+    found = observe(
+        run.pairs,
+        run.asked.switches,
+        run.seconds_per,
+        options.budgets,
+        options.seed,
+        only_together=options.together,
     )
-    judgement = judge(analysis, options.budgets, unfit, counts_required=counts_required)
-    arms: dict[str, list[Segment]] = {arm.name: [] for arm in measurement.arms}
-    for segment in measurement.segments:
-        arms[segment.arm].append(segment)
+    unfit = state.unfit(run.before, run.after) if run.before and run.after else ()
+    judgement = judge(
+        evidence(run, found, counts, faults), options.budgets, unfit, counts_required=counts_required
+    )
+    # It is not judged: that it is within or over would say nothing of a collector.
+    placebo, injected = found.placebo, options.injection
+    half = options.budgets.collector_percent
     return Receipt(
         command="overhead",
         commit=read_commit(),
         machine=this,
         config=ConfigRef(options.config.name, options.config.digest()),
-        arms={name: tuple(segments) for name, segments in arms.items()},
-        losses_equal=analysis.losses_equal,
+        pairs=run.pairs,
+        losses_equal=run.losses_equal,
         collectors=judgement.collectors,
         all=judgement.all,
-        throughput=analysis.throughput,
-        baseline=_baseline(options, this, analysis),
-        pipeline_efficiency=measurement.pipeline_efficiency,
+        throughput=run.throughput,
+        baseline=_baseline(options, this, run.throughput),
+        pipeline_efficiency=run.pipeline_efficiency,
         verdict=judgement.verdict,
         exit_code=judgement.exit_code,
         created=files.now_utc(),
+        headline=judgement.headline,
         budget_percent=options.budgets.all_percent,
-        collector_budget_percent=options.budgets.collector_percent,
-        reasons=_reasons(judgement, run),
-        aa=analysis.aa,
+        collector_budget_percent=half,
+        reasons=judgement.reasons,
+        placebo=None if placebo is None else SwitchCost(PLACEBO, placebo, half, Verdict.UNRESOLVED),
+        cross_check_percent={} if options.together else found.squares,
+        seconds_per=dict(run.seconds_per),
+        lengths=None if run.lengths is None else SegmentLengths(run.lengths.steps, run.lengths.settled_steps),
+        minutes=round(run.minutes, 3),
+        sentinel=None if run.sentinel is None else SentinelTimes(**run.sentinel.as_receipt()),
         counts=dict(counts),
-        losses=dict(measurement.losses),
-        before=measurement.before,
-        after=measurement.after,
-        subject=measurement.subject,
-        cycle=measurement.cycle,
+        before=run.before,
+        after=run.after,
+        subject=run.subject,
         options={
             "seed": options.seed,
             "minutes": round(options.time_s / 60, 3),
             "quick": options.quick,
             "only": ",".join(options.only),
             "together": options.together,
-            "inject_percent": options.inject_percent,
+            "inject": None if injected is None else f"{injected.percent:g}@{injected.place}",
             "plant": options.plant,
-            "stopped": measurement.stopped,
-            "washout_steps": measurement.washout_steps,
-            "warmup_steps": measurement.warmup_steps,
+            "stopped": run.stopped,
             "seconds": round(run.seconds, 1),
         },
-        extra={
-            "notes": list(run.result.notes),
-            "peak_memory_bytes": run.result.peak_memory_bytes,
-            "sentinel": run.sentinel.as_receipt() if run.sentinel else None,
-        },
+        extra={"notes": list(run.result.notes), "peak_memory_bytes": run.result.peak_memory_bytes},
     )
 
 
-def _reasons(judgement: Judgement, run: MeasuredRun) -> tuple[str, ...]:
-    """The verdict's reasons; where losses differ, the step that shows it comes right behind."""
-    reasons = list(judgement.reasons)
-    if run.difference:
-        reasons.append(f"first difference: {run.difference}")
-    return tuple(reasons)
-
-
-def _baseline(options: Options, this: Machine, analysis: Analysis) -> BaselineView:
+def _baseline(options: Options, this: Machine, throughput: Throughput | None) -> BaselineView:
     try:
-        return store.view(this, ConfigRef(options.config.name, options.config.digest()), analysis.throughput)
+        return store.view(this, ConfigRef(options.config.name, options.config.digest()), throughput)
     except UserError as error:
         return BaselineView("missing", note=str(error))  # broken while measuring: the measurement stands

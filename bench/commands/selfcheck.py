@@ -1,50 +1,64 @@
 """`python -m bench selfcheck`: how often is the harness itself wrong?
 
-Three questions with known answers: identical code (every `over` is a false alarm), code slowed by a known 1,
-2 and 5%, and planted bad collectors. Gates of two processes are measured and judged by the very code that
-judges commits. What is left of the time goes round and round, every other gate to identical code; its
-segments are also judged with head's times scaled, which asks about a known cost in the same noise for free.
-Every rate is printed with its exact (Clopper-Pearson) 95% bounds, so a short check says less, and nothing
-else. The gates are kept in the folder: a second check into it goes on from there, and checks of several
-folders can be added up."""
+Three questions with known answers: nothing that costs (every `over` is a false alarm), a known 1, 2 and 5%,
+and planted bad collectors. Gates of two processes, and runs of `overhead` cut from sessions of one subject,
+are measured and judged by the very code that judges commits and collectors. What is left of the time goes
+round and round, every other turn without a cost; its pairs are also judged with one switch's times scaled,
+which asks about a known cost in the same noise for free. Every rate is printed with its exact
+(Clopper-Pearson) 95% bounds, so a short check says less, and nothing else. The runs are kept in the folder: a
+second check into it goes on from there, and checks of several folders can be added up."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench import arguments, files
-from bench.arguments import option, to_minutes, to_names, to_percents
-from bench.gate.session import gather
-from bench.gate.verdict import Options
-from bench.gate.worktrees import Tree
-from bench.machine import identity
-from bench.machine.commit import ROOT, read_commit
-from bench.measure.runner import INTERRUPTED
+from bench.arguments import option, to_minutes, to_names
+from bench.commands.overhead import MINUTES as OVERHEAD_MINUTES
+from bench.commands.overhead import QUICK_MINUTES
 from bench.progress import Reporter, human_time
-from bench.selfcheck import rates, stored_gates
+from bench.selfcheck import rates, trials
 from bench.selfcheck.plant_check import check_plants
 from bench.selfcheck.rates import RateRow, Report
-from bench.selfcheck.stored_gates import Trial
 from bench.selfcheck.tables import to_json, to_markdown, to_text
+from bench.selfcheck.taking import take
+from bench.selfcheck.trials import Command, Trial
+from bench.subjects.injection import parse_injection
 from dflash.config import Config, load_config
-from steptime.errors import UserError
+from steptime.errors import UserError, nearest
 
 MINUTES = 20.0
-COSTS = (1.0, 2.0, 5.0)
-"""Percent of the throughput that head loses, unless the caller asks for other ones."""
+COSTS = ("1@step", "2@step", "5@step")
+"""Known costs, unless the caller asks for other ones."""
 GATE_MINUTES = 1.5
 PLANT_SHARE = 0.4
 """Share of the time that planted faults may take."""
-GATES = "gates.jsonl"
+SESSION_S = 120.0
+"""A session of `overhead` gives one run, and as many more as fit into this time: most are clear early."""
+TRIALS = "trials.jsonl"
 INJECT_HELP = """\
-real slowdowns to find, a gate of identical code before each (default 1,2,5);
-with a 0 in it just these, in turn"""
+known costs to find, PERCENT[@PLACE] each, a run without one before each
+(default 1,2,5); with a 0 in it just these, in turn"""
+
+
+def to_injects(text: str) -> tuple[str, ...]:
+    """`0,2@tick` as `("", "2@tick")`. Raises UserError."""
+    found = [parse_injection(part.strip()) for part in text.split(",")]
+    return tuple(f"{one.percent:g}@{one.place}" if one.percent else "" for one in found)
+
+
+def to_commands(text: str) -> tuple[Command, ...]:
+    """Comma-separated names."""
+    known = [command.value for command in Command]
+    for name in to_names(text):
+        if name not in known:
+            raise typer.BadParameter(f"no such command {name!r}{nearest(name, known)}: gate, overhead")
+    return tuple(Command(name) for name in to_names(text))
 
 
 def register(app: typer.Typer) -> None:
@@ -59,50 +73,55 @@ def selfcheck(
     seed: arguments.Seed = 0,
     out: arguments.Out = None,
     minutes: Annotated[float, option("--minutes M", "time in all (default 20)", to_minutes)] = MINUTES,
+    commands: Annotated[
+        tuple,
+        option("--commands C,...", "gate, overhead or both (default both)", to_commands),
+    ] = tuple(Command),
     gate_minutes: Annotated[
         float,
         option("--gate-minutes M", "time of each gate (default 1.5)", to_minutes),
     ] = GATE_MINUTES,
+    overhead_minutes: Annotated[
+        float,
+        option("--overhead-minutes M", "most time of each run of overhead (default 8)", to_minutes),
+    ] = OVERHEAD_MINUTES,
+    quick: Annotated[bool, option("--quick", "runs of overhead as short as its own --quick")] = False,
     subjects: Annotated[
         tuple,
         option("--subjects S,...", "spin, trainer or both (default spin)", to_names),
     ] = ("spin",),
-    inject: Annotated[tuple, option("--inject PERCENT,...", INJECT_HELP, to_percents)] = COSTS,
-    no_plants: Annotated[bool, option("--no-plants", "leave the planted faults out: gates only")] = False,
+    inject: Annotated[tuple, option("--inject PERCENT,...", INJECT_HELP, to_injects)] = COSTS,
+    no_plants: Annotated[bool, option("--no-plants", "leave the planted faults out")] = False,
     again: Annotated[
         list[Path] | None,
-        option("--again FILE...", "judge the gates.jsonl of earlier checks; measure nothing"),
+        option("--again FILE...", "judge the trials.jsonl of earlier checks; measure nothing"),
     ] = None,
 ) -> int:
     """How often is the harness wrong?
-    Identical code, known slowdowns, planted faults; rates with exact bounds.
+    Nothing that costs, known costs, planted faults; rates with exact bounds.
     """
     from bench.subjects.registry import SUBJECTS  # heavy: torch
 
     if again:
-        return judge_again([*again, *map(Path, context.args)], out, Reporter())
+        return judge_again([*again, *map(Path, context.args)], out)
     if context.args:
         raise UserError(f"unexpected word {context.args[0]!r}: files belong to --again")
     for name in subjects:
         SUBJECTS[name]  # an unknown one is refused before anything is measured
+    each = {Command.GATE: gate_minutes, Command.OVERHEAD: QUICK_MINUTES if quick else overhead_minutes}
     return run_selfcheck(
         load_config(config, settings or ()),
         config_path=config,
         settings=settings or (),
         minutes=minutes,
         subjects=subjects,
-        gate_minutes=gate_minutes,
+        run_minutes={command: each[command] for command in commands},
         out=out,
         reporter=Reporter(),
         seed=seed,
         injected=inject,
         plants=not no_plants,
     )
-
-
-def machine_in_words() -> str:
-    this = identity.identify()
-    return ", ".join([this.cpu_model, f"{this.cpus} cores", *(model for model, _ in this.gpus)])
 
 
 def run_selfcheck(
@@ -112,31 +131,42 @@ def run_selfcheck(
     settings: Sequence[str] = (),
     minutes: float,
     subjects: Sequence[str],
-    gate_minutes: float,
+    run_minutes: dict[Command, float],
     out: str | None,
     reporter: Reporter,
     seed: int = 0,
-    injected: Sequence[float] = COSTS,
+    injected: Sequence[str] = COSTS,
     plants: bool = True,
 ) -> int:
-    """Check until the time is up, print the table, write selfcheck.json and selfcheck.md. Returns the exit
-    code:
+    """Check until the time is up, print the table, write selfcheck.json and selfcheck.md.
 
-    0 when nothing was wrong; 1 when a planted fault was missed, identical code was called `over`, or a real
-    loss of twice the budget or more `within`; 5 when it was interrupted, or something was not tried."""
+    Args:
+        run_minutes: time of each run, by the commands that are checked.
+
+    Returns:
+        The exit code: 0 when nothing was wrong; 1 when a planted fault was missed, or what costs nothing was
+        called `over`, or a real loss of twice the budget `within`, more often than chance has it; 5 when it
+        was interrupted, or something was not tried.
+    """
     folder = files.choose_folder(out, "selfcheck")
     started = time.monotonic()
-    earlier = list(stored_gates.read(folder / GATES)) if (folder / GATES).exists() else []
+    earlier = list(trials.read(folder / TRIALS)) if (folder / TRIALS).exists() else []
     if earlier:
-        reporter.say(f"selfcheck: {len(earlier)} gates are in {folder} already; these are added to them")
-    report = make_report(earlier, rates.make_rows(subjects, gate_minutes, injected))
+        reporter.say(f"selfcheck: {len(earlier)} runs are in {folder} already; these are added to them")
+    rows = [
+        row
+        for command, each in run_minutes.items()
+        for subject in subjects
+        for row in rates.make_rows(command, subject, each, injected)
+    ]
+    report = make_report(earlier, rows)
     before_s, end = report.seconds, started + 60.0 * minutes
-    judged: set[str] = set()
+    judged: set[tuple[Command, str]] = set()
 
     def keep(trial: Trial) -> None:
         if rates.add(report, trial):
-            judged.add(trial.subject)
-        stored_gates.append(folder / GATES, trial)
+            judged.add((trial.command, trial.subject))
+        trials.append(folder / TRIALS, trial)
         report.seconds = before_s + round(time.monotonic() - started, 1)
         _write(folder, report)
 
@@ -145,103 +175,78 @@ def run_selfcheck(
             report.plants = check_plants(
                 config, config_path, settings, started + PLANT_SHARE * 60.0 * minutes, reporter
             )
-        _check_gates(config, rates.turns(subjects, injected), gate_minutes, end, seed, reporter, keep)
+        _check_runs(config, subjects, injected, run_minutes, end, seed, reporter, keep)
     except KeyboardInterrupt:
         report.untried.append("interrupted; what was measured so far counts")
-    # Gates of earlier checks are no excuse for one that measured nothing.
+    # Runs of earlier checks are no excuse for one that measured nothing.
     report.untried += [
-        f"no gate of {subject} was measured and judged" for subject in subjects if subject not in judged
+        f"no {'gate' if command is Command.GATE else 'run of overhead'} of {subject} was measured and judged"
+        for command in run_minutes
+        for subject in subjects
+        if (command, subject) not in judged
     ]
     report.seconds = before_s + round(time.monotonic() - started, 1)
     _write(folder, report)
     print(to_text(report))
     files.post_summary(to_markdown(report))
-    reporter.say(f"{folder}/selfcheck.json, selfcheck.md, {GATES}")
+    reporter.say(f"{folder}/selfcheck.json, selfcheck.md, {TRIALS}")
     return int(rates.exit_code(report))
 
 
-def _check_gates(
+def _check_runs(
     config: Config,
-    order: Iterable[tuple[str, float]],
-    gate_minutes: float,
+    subjects: Sequence[str],
+    injected: Sequence[str],
+    run_minutes: dict[Command, float],
     end: float,
     seed: int,
     reporter: Reporter,
     keep: Callable[[Trial], None],
 ) -> None:
-    """One gate of each kind in turn, as long as another one fits."""
-    longest = 60.0 * gate_minutes
-    for number, (subject, percent) in enumerate(order):
+    """A gate, or a session of `overhead`, of each kind in turn, as long as another one fits."""
+    needed = {command: 60.0 * each for command, each in run_minutes.items()}
+    for number, (command, subject, inject) in enumerate(rates.turns(list(needed), subjects, injected)):
         left = end - time.monotonic()
-        if left < longest:
+        if left < min(needed.values()):
             return
+        if left < needed[command]:
+            continue
         reporter.say(
-            f"selfcheck: gate {number + 1}, {subject}, {percent:g}% injected; {human_time(left)} left"
+            f"selfcheck: {command} of {subject}, {inject or 'nothing'} injected; {human_time(left)} left"
         )
-        began = time.monotonic()
-        trial = try_gate(config, subject, percent, gate_minutes, seed + number)
-        longest = max(longest, time.monotonic() - began)
-        keep(trial)
+        began, taken_s = time.monotonic(), 0.0
+        session_s = min(SESSION_S, left)
+        for trial in take(command, subject, config, inject, run_minutes[command], seed + number, session_s):
+            keep(trial)
+            taken_s += 60.0 * trial.minutes_taken
+        # What comes on top of the runs, building above all, is known from now on.
+        over_s = max(0.0, time.monotonic() - began - taken_s)
+        needed[command] = max(needed[command], 60.0 * run_minutes[command] + over_s)
 
 
-def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
-    """One gate of this tree against itself, head slowed by a known share."""
-    from bench.subjects.registry import SUBJECTS  # heavy: torch
-
-    kind = SUBJECTS[subject]
-    options = Options(
-        base="HEAD",
-        config=config,
-        minutes=minutes,
-        seed=seed,
-        kind=kind,
-        inject_percent=inject_percent,
-        launches=kind.gate_launches,
-    )
-    commit = read_commit()
-    base, head = (Tree(name, commit, ROOT, sys.executable) for name in ("base", "head"))
-    evidence = gather(options, base, head, Reporter(quiet=True), compare=False)
-    if evidence.stopped == INTERRUPTED:
-        raise KeyboardInterrupt
-    return Trial(
-        subject=subject,
-        inject_percent=inject_percent,
-        minutes=minutes,
-        seed=seed,
-        machine=machine_in_words(),
-        commit=(commit.id[:10] or "unknown") + ("+changes" if commit.dirty else ""),
-        cycle=evidence.cycle,
-        segments=tuple(evidence.segments),
-        incomplete=tuple(evidence.incomplete),
-        not_comparable=tuple(evidence.not_comparable),
-        before=evidence.before,
-        after=evidence.after,
-    )
-
-
-def judge_again(gates: Sequence[Path], out: str | None, reporter: Reporter) -> int:
-    """The tables of gates that earlier checks kept, added up; nothing is measured. Exit codes as of
+def judge_again(stored: Sequence[Path], out: str | None) -> int:
+    """The tables of runs that earlier checks kept, added up; nothing is measured. Exit codes as of
     `run_selfcheck`.
 
     Raises:
-        UserError: a file that holds no gates.
+        UserError: a file that holds no runs.
     """
-    stored = [trial for file in gates for trial in stored_gates.read(file)]
-    if not stored:
-        raise UserError(f"{', '.join(map(str, gates))}: no gate in it")
-    report = make_report(stored)
+    found = [trial for file in stored for trial in trials.read(file)]
+    if not found:
+        raise UserError(f"{', '.join(map(str, stored))}: no run in it")
+    report = make_report(found)
     _write(files.choose_folder(out, "selfcheck"), report)
     print(to_text(report))
     return int(rates.exit_code(report))
 
 
 def make_report(stored: Sequence[Trial], rows: Sequence[RateRow] = ()) -> Report:
-    """What stored gates come to, with room for those of `rows`; `seconds` are what the gates were given."""
+    """What stored runs come to, with room for those of `rows`; `seconds` are what their pairs took."""
     kinds = {row.kind for row in rows}
     report = Report([*rows, *(row for row in rates.rows_of(stored) if row.kind not in kinds)])
     for trial in stored:
         rates.add(report, trial)
-    report.seconds = sum(60.0 * trial.minutes for trial in stored)
+    report.seconds = round(sum(60.0 * trial.minutes_taken for trial in stored), 1)
     return report
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from bench.gate.worktrees import Tree
 from bench.progress import Reporter
-from bench.records.types import ALL, OFF, Arm, ExactCounts
-from bench.statistics.analysis import difference
+from bench.records.types import ALL, OFF, ExactCounts
+from bench.statistics.counts import difference
+from bench.statistics.intended import Rise, rises_by_place
 from bench.subjects.protocol import SubjectKind
 from bench.syncs.counting import ProcessCounter
 
@@ -91,7 +92,7 @@ def _count_by(
             counter = ProcessCounter(
                 config, subject=kind.name, root=root, python=tree.python, all_collectors=True
             )
-            one = counter.start([Arm(OFF), Arm(ALL)])
+            one = counter.start({OFF: (), ALL: ()})
             stack.callback(one.close)
             pending.append(one)
         for tree, one in zip(trees, pending, strict=True):
@@ -144,3 +145,15 @@ def added(counted: Counted, base: str, head: str) -> tuple[dict[str, int | None]
     if not most and not faults and counted.faults:
         faults = list(counted.faults)
     return ({}, faults) if faults else (most, [])
+
+
+def rises(counted: Counted, base: str, head: str) -> tuple[Rise, ...]:
+    """Where head counts more, by every counter; of two that see the same rise, the larger."""
+    found: dict[tuple[str, str, str], Rise] = {}
+    for counts in counted.by_counter.values():
+        if base in counts and head in counts:
+            for rise in rises_by_place(counts[base], counts[head]):
+                key = (rise.kind, rise.role, rise.where)
+                if key not in found or rise.added > found[key].added:
+                    found[key] = rise
+    return tuple(found.values())

@@ -4,32 +4,25 @@ reads."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bench import files
-from bench.gate.counters import Counted, added
+from bench.gate.counters import Counted, added, rises
+from bench.gate.launch import BASE, HEAD, Launch
 from bench.machine import identity, state
-from bench.measure.plan import MIN_SEGMENT_S
-from bench.records.receipt import BaselineView, Receipt
-from bench.records.types import (
-    Commit,
-    ConfigRef,
-    ExitCode,
-    GpuState,
-    Interval,
-    Machine,
-    MachineState,
-    Segment,
-    Throughput,
-    Verdict,
-)
-from bench.statistics.contrasts import contrasts
-from bench.statistics.intervals import interval, throughput
-from bench.statistics.verdict import Judgement, judge_pair
+from bench.measure.lengths import Lengths
+from bench.records.costs import Estimate
+from bench.records.pairs import Layer, Pair
+from bench.records.receipt import BaselineView, Receipt, SegmentLengths
+from bench.records.types import Commit, ConfigRef, GpuState, MachineState, Throughput
+from bench.statistics.effects import estimate_launches
+from bench.statistics.intended import Allowance, Numerics, allow, compare_losses
+from bench.statistics.judging import Judgement, judge_gate
+from bench.statistics.throughput import of_segments, off_segments, on_segments
 from bench.subjects.protocol import Settings, SubjectKind
 
-BASE, HEAD = "base", "head"
 MINUTES = 10.0
+COMPARED_STEPS = 12
 MEMORY_PERCENT = 2.0
 """Every launch of head needs this much more memory than every launch of base: over. Peak memory hardly
 varies."""
@@ -37,7 +30,14 @@ varies."""
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for. `inject_percent` slows head by a known share, to see it found."""
+    """What the command line asks for.
+
+    Attributes:
+        inject: slows head by a known cost, `5@tick`; empty: none.
+        numerics: how equal losses must be; `numerics_reason` why they may differ.
+        compare_steps: training steps whose losses and gradient norms are compared before measuring.
+        allowances: exact counts that may rise, each with its reason.
+    """
 
     base: str
     config: Settings
@@ -46,9 +46,12 @@ class Options:
     budget_percent: float = 1.0
     seed: int = 0
     out: str | None = None
-    inject_percent: float = 0.0
+    inject: str = ""
     launches: int | None = None
-    min_segment_s: float = MIN_SEGMENT_S
+    numerics: Numerics = Numerics.SAME
+    numerics_reason: str = ""
+    compare_steps: int = COMPARED_STEPS
+    allowances: tuple[Allowance, ...] = ()
 
     @property
     def time_s(self) -> float:
@@ -56,50 +59,67 @@ class Options:
 
 
 @dataclass(slots=True)
-class Launch:
-    """What one pair of processes gave."""
-
-    segments: list[Segment] = field(default_factory=list)
-    losses: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    memory_bytes: dict[str, int] = field(default_factory=dict)
-    differences: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class GateEvidence:
     """Everything that a gate's verdict is taken from."""
 
-    launches: list[Launch] = field(default_factory=list)
-    cycle: int = 1
+    pairs: list[Pair] = field(default_factory=list)
+    memory_bytes: list[dict[str, int]] = field(default_factory=list)
+    seconds_per: dict[Layer, float] = field(default_factory=dict)
+    lengths: Lengths | None = None
+    minutes: float = 0.0
     incomplete: list[str] = field(default_factory=list)
     not_comparable: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
     counted: Counted = field(default_factory=Counted)
-    machine: Machine | None = None
+    compared_steps: int = 0
     before: MachineState | None = None
     after: MachineState | None = None
     seen: list[GpuState] = field(default_factory=list)
-    """GPUs between two rounds."""
+    """GPUs between two blocks of pairs."""
     stopped: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
-    def segments(self) -> list[Segment]:
-        return [segment for launch in self.launches for segment in launch.segments]
+    def launches(self) -> int:
+        return len({pair.process for pair in self.pairs})
 
-    def interval(self) -> Interval | None:
-        """Head against base over the launches."""
-        return interval(contrasts(self.segments, (HEAD,), (BASE,), self.cycle))
+    def add(self, found: Launch, options: Options) -> None:
+        """Take in what a launch gave, and compare the losses of its two sides."""
+        self.pairs += found.pairs
+        self.memory_bytes.append(found.memory_bytes)
+        self.seconds_per, self.lengths = found.seconds_per, found.lengths
+        self.minutes += found.minutes
+        self.seen += found.seen
+        self.incomplete += found.faults
+        self.notes += [note for note in found.notes if note not in self.notes]
+        self.not_comparable += found.repeats
+        base, head = found.losses.get(BASE, {}), found.losses.get(HEAD, {})
+        both = sorted(set(base) & set(head))
+        compared = compare_losses(
+            [base[group] for group in both],
+            [head[group] for group in both],
+            options.numerics,
+            reason=options.numerics_reason,
+            of="loss of group",
+        )
+        if compared.refused:
+            self.not_comparable.append(f"not comparable, the work differs: {compared.refused}")
+        if compared.accepted and compared.accepted not in self.accepted:
+            self.accepted.append(compared.accepted)
+
+    def estimate(self, budget_percent: float) -> Estimate | None:
+        """Head against base over the launches; None below the fewest launches."""
+        return estimate_launches(self.pairs, HEAD, self.seconds_per, budget_percent)
 
 
-def counts_added(evidence: GateEvidence) -> tuple[dict[str, int | None], list[str]]:
-    """What head counts more than base by kind, and why that cannot be told."""
-    return added(evidence.counted, BASE, HEAD)
+def memory_rise(launches: Sequence[dict[str, int]]) -> str:
+    """One line when every launch of head takes clearly more memory than every launch of base.
 
-
-def memory_rise(launches: Sequence[Launch]) -> str:
-    """One line when every launch of head takes clearly more memory than every launch of base."""
-    base = [launch.memory_bytes[BASE] for launch in launches if BASE in launch.memory_bytes]
-    head = [launch.memory_bytes[HEAD] for launch in launches if HEAD in launch.memory_bytes]
+    Args:
+        launches: peak bytes of each side.
+    """
+    base = [launch[BASE] for launch in launches if BASE in launch]
+    head = [launch[HEAD] for launch in launches if HEAD in launch]
     if not base or not head or min(head) <= max(base) * (1 + MEMORY_PERCENT / 100):
         return ""
     return f"peak memory rose from at most {max(base) / 1e6:,.0f} MB to at least {min(head) / 1e6:,.0f} MB"
@@ -110,87 +130,94 @@ def make_receipt(
 ) -> Receipt:
     """Judge the evidence. Pure but for the machine and the clock, which are read here."""
     judgement = judge(options, evidence)
-    segments = evidence.segments
-    found = throughput(segments, HEAD)
-    losses = evidence.launches[-1].losses if evidence.launches else {}
+    found = of_segments(on_segments(evidence.pairs, HEAD))
+    lengths = evidence.lengths
     return Receipt(
         command="gate",
         commit=head,
-        machine=evidence.machine or identity.identify(options.kind.devices(options.config)),
+        machine=identity.identify(options.kind.devices(options.config)),
         config=ConfigRef(options.config.name, options.config.digest()),
-        arms={name: tuple(s for s in segments if s.arm == name) for name in (BASE, HEAD)},
-        losses_equal=None if not losses else not evidence.not_comparable,
+        pairs=tuple(evidence.pairs),
+        losses_equal=_losses_equal(evidence),
         collectors=(),
-        all=None if judgement.all is None else replace(judgement.all, name=HEAD),
+        all=judgement.all,
         throughput=None if found is None else Throughput(*found),
         baseline=BaselineView("not-used", note="a gate compares two commits on one machine, now"),
         pipeline_efficiency=None,
         verdict=judgement.verdict,
         exit_code=judgement.exit_code,
         created=files.now_utc(),
+        headline=judgement.headline,
         budget_percent=options.budget_percent,
         collector_budget_percent=options.budget_percent,
         reasons=judgement.reasons,
+        accepted=judgement.accepted,
+        seconds_per=dict(evidence.seconds_per),
+        lengths=None if lengths is None else SegmentLengths(lengths.steps, lengths.settled_steps),
+        minutes=round(evidence.minutes, 3),
         counts=evidence.counted.shown,
-        losses=losses,
         before=evidence.before,
         after=evidence.after,
         subject=options.kind.name,
-        cycle=evidence.cycle,
         options={
             "base": options.base,
             "seed": options.seed,
             "minutes": options.minutes,
-            "launches": len(evidence.launches),
-            "inject_percent": options.inject_percent,
+            "launches": evidence.launches,
+            "inject": options.inject or None,
+            "numerics": options.numerics.value,
             "stopped": evidence.stopped,
             "seconds": round(seconds, 1),
         },
-        extra={"base": {"commit": base.id}, "sides": sides(evidence), "notes": evidence.notes},
+        extra={
+            "base": {"commit": base.id},
+            "sides": sides(evidence),
+            "notes": evidence.notes,
+            "compared_steps": evidence.compared_steps,
+        },
     )
+
+
+def _losses_equal(evidence: GateEvidence) -> bool | None:
+    if evidence.not_comparable:
+        return False
+    found = {pair.losses_equal for pair in evidence.pairs}
+    return None if not found or None in found or evidence.accepted else False not in found
 
 
 def judge(options: Options, evidence: GateEvidence, *, counts_required: bool = True) -> Judgement:
-    """The verdict: of the contrast, of the exact counts, and of peak memory."""
-    more, faults = counts_added(evidence)
+    """The verdict: of the times, of the exact counts, and of peak memory."""
+    more, faults = added(evidence.counted, BASE, HEAD)
+    allowed = allow(more, rises(evidence.counted, BASE, HEAD), options.allowances)
+    left = {kind: allowed.left.get(kind, 0) if (n or 0) > 0 else n for kind, n in more.items()}
     incomplete = list(evidence.incomplete)
-    if (
-        not incomplete
-        and not evidence.not_comparable
-        and options.kind.counted
-        and counts_required
-        and not evidence.counted.by_counter
-    ):
+    unasked = not incomplete and not evidence.not_comparable and options.kind.counted and counts_required
+    if unasked and not evidence.counted.by_counter:
         incomplete.append("incomplete: exact counts were not taken")
     unfit = state.unfit(evidence.before, evidence.after) if evidence.before and evidence.after else ()
-    found = None if evidence.not_comparable and not evidence.segments else evidence.interval()
-    if found is None and evidence.not_comparable:
-        # The work differs, so nothing was measured; that is the reason, not the missing interval.
-        return Judgement(Verdict.INVALID, ExitCode.INVALID, (*evidence.not_comparable, *incomplete))
-    judgement = judge_pair(
-        found,
+    return judge_gate(
+        evidence.estimate(options.budget_percent),
         options.budget_percent,
-        added=more,
+        minutes=evidence.minutes,
+        launches=evidence.launches,
+        added=left,
         incomplete=incomplete,
         not_comparable=[*evidence.not_comparable, *faults],
         unfit=unfit,
+        accepted=[*evidence.accepted, *allowed.accepted, *allowed.unused],
+        memory_rise=memory_rise(evidence.memory_bytes),
         name=HEAD,
     )
-    memory = memory_rise(evidence.launches)
-    if memory and judgement.exit_code in (ExitCode.WITHIN, ExitCode.UNRESOLVED):
-        return replace(
-            judgement, verdict=Verdict.OVER, exit_code=ExitCode.OVER, reasons=(memory, *judgement.reasons)
-        )
-    return judgement
 
 
 def sides(evidence: GateEvidence) -> dict[str, dict[str, float | int | None]]:
     """Throughput, slowest steps and memory of each side, for the report; none of it is judged by its own."""
     table: dict[str, dict[str, float | int | None]] = {}
     for name in (BASE, HEAD):
-        steps = sorted(second for s in evidence.segments if s.arm == name for second in s.step_seconds)
-        speed = throughput(evidence.segments, name)
-        memory = [launch.memory_bytes[name] for launch in evidence.launches if name in launch.memory_bytes]
+        own = on_segments(evidence.pairs, HEAD) if name == HEAD else off_segments(evidence.pairs)
+        steps = sorted(second for segment in own for second in segment.step_seconds)
+        speed = of_segments(own)
+        memory = [launch[name] for launch in evidence.memory_bytes if name in launch]
         table[name] = {
             "tokens_per_second": None if speed is None else round(speed[0], 2),
             "step_p50_ms": round(1e3 * steps[len(steps) // 2], 3) if steps else None,

@@ -1,17 +1,17 @@
 """One persistent worker process of a gate: `python -m bench.gate_worker`, JSON lines on stdin and stdout.
 
-    parent  {"subject": "trainer", "config": {...}, "inject_percent": 0, "trace_steps": 0}
-    worker  {"hello": {"protocol": 2, "root": ..., "cycle": 4, "collectors": [...], "washout": 1, "warmup": 8,
+    parent  {"subject": "trainer", "config": {...}, "inject": "" or "5@tick", "trace_steps": 0}
+    worker  {"hello": {"protocol": 3, "root": ..., "groups": 4, "switches": [...], "periods": {"tick": 1.0},
                        "versions": {...}}}
-    parent  {"arm": "head", "on": [...], "round": 0, "order": 1, "steps": 8, "washout": 2}   many times
-    worker  {"first_step": 40, "segment": {...}}
+    parent  {"on": [...], "steps": 1, "group": 0, "layer": "path", "pair": 7, "half": 1}   many times
+    worker  {"segment": {...}}
     parent  {"stop": true}
     worker  {"result": {"losses": [[step, loss], ...], "peak_memory_bytes": ...}}
 
 Between two turns the worker stands still inside its step boundary, so that the other process has the machine.
 Each side of a gate runs the worker of its own tree: what the trainer's parts are called is its own affair,
-only this protocol must agree, and what a segment is (2: from drained barrier to drained barrier). It changes
-by a new number."""
+only this protocol must agree, and what a segment is (3: steps on one repeated group of batches, with ticks
+and flushes on demand). It changes by a new number."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from bench.machine import identity
-from bench.records.types import Arm
-from bench.subjects.protocol import SegmentRequest, SubjectKind, Taken
+from bench.records.pairs import Layer, Request, Segment
+from bench.subjects.injection import parse_injection
+from bench.subjects.pairs import Wanted
+from bench.subjects.protocol import SubjectKind
 from steptime.errors import UserError
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Lines:
@@ -50,19 +52,20 @@ class Lines:
         self._sink.write(json.dumps(message) + "\n")
         self._sink.flush()
 
-    def requests(self) -> Iterator[SegmentRequest]:
+    def requests(self) -> Iterator[Wanted]:
         """One for each turn that the parent gives."""
-        while True:
-            message = self.read()
-            if message.get("stop"):
-                return
-            arm = Arm(message["arm"], frozenset(message["on"]))
-            yield SegmentRequest(
-                arm, message["round"], message["order"], message["steps"], message["washout"]
+        while not (message := self.read()).get("stop"):
+            yield Request(
+                frozenset(message["on"]),
+                message["steps"],
+                message["group"],
+                Layer(message["layer"]),
+                message["pair"],
+                message["half"],
             )
 
-    def segment(self, item: Taken) -> None:
-        self.write(first_step=item.first_step, segment=dataclasses.asdict(item.segment))
+    def segment(self, segment: Segment) -> None:
+        self.write(segment=dataclasses.asdict(segment))
 
 
 def serve(lines: Lines) -> None:
@@ -77,14 +80,15 @@ def serve(lines: Lines) -> None:
     if order["trace_steps"]:
         lines.write(trace=kind.trace(settings, order["trace_steps"]))
         return
-    subject = kind.make(settings, inject_percent=order["inject_percent"])
+    injections = [parse_injection(order["inject"])] if order["inject"] else []
+    subject = kind.make_pairs(settings, injections=injections)
     try:
         subject.open()
-        hello = {"cycle": subject.cycle, "washout": subject.washout, "warmup": subject.warmup}
         root = str(Path(__file__).resolve().parents[2])
         about = {"protocol": PROTOCOL, "root": root, "versions": identity.identify().versions}
-        lines.write(hello={**about, "collectors": list(subject.collectors), **hello})
-        result = subject.run(lines.requests(), lines.segment)
+        shape = {"groups": subject.groups, "switches": list(subject.switches)}
+        lines.write(hello={**about, **shape, "periods": dict(subject.periods)})
+        result = subject.run_pairs(lines.requests(), lines.segment)
     finally:
         subject.close()
     lines.write(

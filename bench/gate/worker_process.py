@@ -17,8 +17,7 @@ from typing import IO, Any
 
 from bench.gate.worker import PROTOCOL
 from bench.gate.worktrees import Tree
-from bench.records.types import Segment
-from bench.subjects.protocol import SegmentRequest, Taken
+from bench.records.pairs import Layer, Request, Segment
 
 BUILD_S = 600.0
 TURN_S = 120.0
@@ -40,8 +39,9 @@ class WorkerProcess:
 
     def __init__(self, tree: Tree, order: Mapping[str, Any]) -> None:
         self.tree = tree
-        self.cycle = self.washout = self.warmup = 0
-        self.collectors: tuple[str, ...] = ()
+        self.groups = 0
+        self.switches: tuple[str, ...] = ()
+        self.periods: dict[Layer, float] = {}
         self.versions: dict[str, str] = {}
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         environment = dict(os.environ, PYTHONPATH=str(tree.root), PYTHONUNBUFFERED="1")
@@ -70,12 +70,9 @@ class WorkerProcess:
         with self._understood():
             hello = self._receive(BUILD_S)["hello"]
             self._check(hello)
-            self.cycle, self.washout, self.warmup = (
-                int(hello["cycle"]),
-                int(hello["washout"]),
-                int(hello["warmup"]),
-            )
-            self.collectors = tuple(hello["collectors"])
+            self.groups = int(hello["groups"])
+            self.switches = tuple(hello["switches"])
+            self.periods = {Layer(name): float(seconds) for name, seconds in hello["periods"].items()}
             self.versions = dict(hello.get("versions", {}))
 
     def _check(self, hello: Mapping[str, Any]) -> None:
@@ -89,24 +86,23 @@ class WorkerProcess:
                 f"{self.tree.name} ran the code in {hello['root']}, not that in {self.tree.root}"
             )
 
-    def turn(self, request: SegmentRequest) -> Taken:
-        """Let it run one segment, and stand still again. Raises WorkerLost."""
+    def turn(self, request: Request) -> Segment:
+        """Let it run one segment with all its switches on, and stand still again. Raises WorkerLost."""
         self._send(
             {
-                "arm": request.arm.name,
-                "on": sorted(request.arm.collectors),
-                "round": request.round,
-                "order": request.order,
+                "on": list(self.switches),
                 "steps": request.steps,
-                "washout": request.washout,
+                "group": request.group,
+                "layer": request.layer,
+                "pair": request.pair,
+                "half": request.half,
             }
         )
         with self._understood():
-            answer = self._receive(BUILD_S if request.round < 0 else TURN_S)
-            fields = dict(answer["segment"])
-            for name in ("step_seconds", "step_tokens"):
-                fields[name] = tuple(fields[name])
-            return Taken(int(answer["first_step"]), Segment(**fields))
+            fields = dict(self._receive(BUILD_S if request.pair < 0 else TURN_S)["segment"])
+            return Segment(
+                **{**fields, "on": tuple(request.on), "step_seconds": tuple(fields["step_seconds"])}
+            )
 
     def finish(self) -> dict[str, Any]:
         """End the run; its result. Raises WorkerLost."""

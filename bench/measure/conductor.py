@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from statistics import median
 from typing import Protocol
 
@@ -23,14 +22,15 @@ from bench.measure.lengths import Lengths, Pilot
 from bench.progress import Reporter
 from bench.records.pairs import Layer, Pair, Request, Segment
 from bench.statistics.design import Draw
+from bench.subjects.pairs import OnSegment, Wanted
 
 BLOCK_S = 4.0
 """A block lasts about so long: long beside the lead-in steps that a new group costs."""
 PAIRS_PER_BLOCK = (4, 512)
 PILOT_SEGMENTS = 6
 """Segments with everything off, whose median sizes the rest."""
-PILOT_PERIODIC = 2
-"""Forced ticks, and forced flushes, likewise."""
+PILOT_EVENTS = 2
+"""Forced ticks, and forced flushes, of the pilot, with everything on."""
 OVERTIME = 1.5
 """Measuring ends inside the least number of blocks when it has taken this many times what it was given."""
 
@@ -62,17 +62,21 @@ class Conductor:
     """One run on one subject. `requests` and `on_segment` belong to the subject's thread.
 
     Args:
-        switches: all switches of the subject.
+        switches: all that are measured.
+        events: layers with forced ticks or flushes that the subject has.
         draw: endless draws of pairs, once the lengths are known.
         judge: looks between two blocks.
         groups: groups of batches in the subject's cycle.
-        time_s: for measuring, pilot included.
+        time_s: for pairs.
         choose: fixes the lengths by the pilot.
+        opening: what the subject does before the pilot (an undisturbed stretch).
+        ready: called while the subject does that; returns when nothing runs beside it any more.
         between: called between two blocks, while the subject stands still.
         process: number of the launch, which the pairs get.
     """
 
     switches: tuple[str, ...]
+    events: tuple[Layer, ...]
     draw: Callable[[Lengths], Iterator[Draw]]
     judge: Judge
     choose: Callable[[Pilot], Lengths]
@@ -82,27 +86,34 @@ class Conductor:
     seed: int = 0
     process: int = 0
     what: str = "measuring"
+    opening: Sequence[Wanted] = ()
+    ready: Callable[[], None] = lambda: None
     between: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     pairs: list[Pair] = field(default_factory=list)
     lengths: Lengths | None = None
     stopped: str = ""
     fault: BaseException | None = None
-    _requests: queue.SimpleQueue[Request | None] = field(default_factory=queue.SimpleQueue)
+    pairs_s: float = 0.0
+    """Seconds that pairs took, the subject's standing still between blocks included."""
+    running_on: frozenset[str] | None = None
+    """What is on in what the subject has in hand; where it crashes, that is where."""
+    _requests: queue.SimpleQueue[Wanted | None] = field(default_factory=queue.SimpleQueue)
     _segments: queue.SimpleQueue[Segment | None] = field(default_factory=queue.SimpleQueue)
 
     # -- the subject's thread --------------------------------------------------------------------------------
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[Wanted]:
         """One request after the other, until the conductor has enough."""
-        while (request := self._requests.get()) is not None:
-            yield request
+        while (wanted := self._requests.get()) is not None:
+            self.running_on = wanted.on if isinstance(wanted, Request) else frozenset(self.switches)
+            yield wanted
 
     def on_segment(self, segment: Segment) -> None:
         """A finished segment, in the order of the requests."""
         self._segments.put(segment)
 
-    def run(self, subject: Callable[[Iterator[Request], Callable[[Segment], None]], None]) -> None:
+    def run(self, subject: Callable[[Iterator[Wanted], OnSegment], object]) -> None:
         """Let `subject(requests, on_segment)` run in this thread while the conductor thinks in its own.
 
         Raises what the subject raised, or else what the conductor raised. Pairs taken so far are kept.
@@ -131,9 +142,12 @@ class Conductor:
             self._requests.put(None)
 
     def _conduct(self) -> None:
+        for wanted in self.opening:
+            self._requests.put(wanted)
+        self.ready()
+        lengths = self.lengths = self.choose(self._take_pilot())
         started = self.clock()
         self.reporter.begin(self.what)
-        lengths = self.lengths = self.choose(self._take_pilot())
         draws = self.draw(lengths)
         generator = random.Random(self.seed)
         order: list[int] = []
@@ -142,7 +156,7 @@ class Conductor:
                 order = generator.sample(range(self.groups), self.groups)
             self._take_block(draws, order.pop(), lengths)
             self.between()
-            elapsed_s = self.clock() - started
+            elapsed_s = self.pairs_s = self.clock() - started
             look = self.judge.look(self.pairs, elapsed_s, self.time_s)
             if look.stop or elapsed_s > OVERTIME * self.time_s:
                 self.stopped = look.why or "time"
@@ -153,30 +167,36 @@ class Conductor:
             self.reporter.advance(f"{self.what}: {len(self.pairs)} pairs", share, left_s)
 
     def _take_pilot(self) -> Pilot:
-        """Both ends of the switches: everything off for the steps, everything on for ticks and flushes."""
+        """Everything off for the steps, everything on for ticks and flushes."""
         off = [Request(frozenset(), 1, group=0) for _ in range(PILOT_SEGMENTS)]
         everything = frozenset(self.switches)
-        ticks = [Request(everything, 1, group=0, layer=Layer.TICK) for _ in range(PILOT_PERIODIC)]
-        flushes = [Request(everything, 1, group=0, layer=Layer.FLUSH) for _ in range(PILOT_PERIODIC)]
+        events = [
+            Request(everything, 2, group=0, layer=layer) for layer in self.events for _ in range(PILOT_EVENTS)
+        ]
+        # The first one comes when whatever the subject did before is over.
+        taken = self._take(off[:1])
         started = self.clock()
-        taken = self._take([*off, *ticks, *flushes])
+        taken += self._take(off[1:])
         wall_s = self.clock() - started
         seconds = [segment.seconds for segment in taken]
-        at = (PILOT_SEGMENTS, PILOT_SEGMENTS + PILOT_PERIODIC)
+        forced = self._take(events)
         return Pilot(
-            step_s=median(seconds[: at[0]]),
-            tick_segment_s=median(seconds[at[0] : at[1]]),
-            flush_segment_s=median(seconds[at[1] :]),
-            ends_s=max(0.0, (wall_s - sum(seconds)) / len(seconds)),
+            step_s=median(seconds),
+            event_s={
+                layer: max(segment.tick_s for segment in forced[at * PILOT_EVENTS : (at + 1) * PILOT_EVENTS])
+                for at, layer in enumerate(self.events)
+            },
+            ends_s=max(0.0, (wall_s - sum(seconds[1:])) / len(seconds[1:])),
         )
 
     def _take_block(self, endless: Iterator[Draw], group: int, lengths: Lengths) -> None:
         least, most = PAIRS_PER_BLOCK
-        count = min(most, max(least, round(BLOCK_S / lengths.pair_s(Layer.PATH))))
-        number = len(self.pairs)
-        draws = list(islice(endless, count))
+        number, draws, lasts_s = len(self.pairs), list[Draw](), 0.0
+        while len(draws) < least or (lasts_s < BLOCK_S and len(draws) < most):
+            draws.append(next(endless))
+            lasts_s += lengths.pair_s(draws[-1].layer)
         requests = [
-            Request(on, lengths.steps(draw.layer), group, draw.layer, number + place, half)
+            Request(on, lengths.steps[draw.layer], group, draw.layer, number + place, half)
             for place, draw in enumerate(draws)
             for half, on in enumerate((draw.first, draw.second))
         ]

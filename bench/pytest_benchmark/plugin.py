@@ -1,9 +1,9 @@
 """pytest-benchmark, stricter: `pytest bench/ --benchmark-compare` works as its users expect, and nothing
 passes in silence.
 
-The harness measures once (or `--bench-receipt` brings what it measured before); each test replays one arm. A
-baseline of another machine, a missing one, or one that nothing would be compared with stops the session
-before any test."""
+The harness measures once (or `--bench-receipt` brings what it measured before); each test replays the
+segments of one setting. A baseline of another machine, a missing one, or one that nothing would be compared
+with stops the session before any test."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from pytest_benchmark.logger import PytestBenchmarkWarning
 from bench.baselines import recording, store
 from bench.machine import commit, identity
 from bench.pytest_benchmark import replay
+from bench.records.pairs import ALL, PLACEBO
 from bench.records.receipt import Receipt
-from bench.records.types import ALL, OFF, ConfigRef, Machine
+from bench.records.types import OFF, ConfigRef, Machine
 from dflash.config import Config, load_config
 from steptime.errors import UserError
 
@@ -80,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--bench-minutes", type=float, default=None, metavar="M", help="time for measuring (default 0.75)"
     )
-    group.addoption("--bench-seed", type=int, default=0, metavar="N", help="order of the arms")
+    group.addoption("--bench-seed", type=int, default=0, metavar="N", help="which pairs are drawn")
     group.addoption(
         "--bench-receipt", default=None, metavar="FILE", help="judge this receipt instead of measuring"
     )
@@ -163,7 +164,8 @@ def _collectors(subject: str, settings: Config, given: Receipt | None) -> tuple[
         return (*(cost.name for cost in given.collectors), ALL)
     from bench.subjects.registry import SUBJECTS
 
-    return (*SUBJECTS[subject].make(settings).collectors, ALL)
+    switches = SUBJECTS[subject].make_pairs(settings).switches
+    return (*(name for name in switches if name != PLACEBO), ALL)
 
 
 def _xdist(config: pytest.Config) -> bool:
@@ -410,7 +412,7 @@ def receipt(
 
 def _measure(known: BenchSession, config: pytest.Config, folder: Path) -> Receipt:
     from bench.commands import overhead
-    from bench.measure.runner import INTERRUPTED
+    from bench.measure.run import INTERRUPTED
     from bench.progress import Reporter
 
     option = config.option

@@ -13,8 +13,11 @@ from typing import Any, Final
 from tabulate import tabulate
 
 from bench.baselines.store import Baseline, Comparison
+from bench.records.costs import SwitchCost
+from bench.records.pairs import ALL, Segment
 from bench.records.receipt import Receipt
-from bench.records.types import ALL, OFF, ONLY, Cost, Machine, Verdict
+from bench.records.types import OFF, Machine, Verdict
+from bench.statistics.throughput import all_segments, off_segments, on_segments
 from steptime.errors import UserError
 
 SCHEMA: Final = "dflash-bench/pytest/1"
@@ -42,17 +45,20 @@ class ReplayClock:
         self._now += seconds
 
 
-def arm_of(collector: str) -> str:
-    """The arm that a test's parameter names: `off`, `all`, or a collector alone."""
-    return collector if collector in (OFF, ALL) else ONLY + collector
+def segments(receipt: Receipt, collector: str) -> list[Segment]:
+    """The segments that a test's parameter names: with everything off, with all on, or with the collector on
+    (each of the others was on in half of those); empty when none was measured."""
+    if collector == OFF:
+        return off_segments(receipt.pairs)
+    return all_segments(receipt.pairs) if collector == ALL else on_segments(receipt.pairs, collector)
 
 
 def samples(receipt: Receipt, collector: str) -> list[float]:
-    """Seconds per token of every segment of the arm; empty when the arm was not measured."""
-    return [segment.seconds / segment.tokens for segment in receipt.arms.get(arm_of(collector), ())]
+    """Seconds per token of each of those segments."""
+    return [segment.seconds / segment.tokens for segment in segments(receipt, collector)]
 
 
-def cost_of(receipt: Receipt, collector: str) -> Cost | None:
+def cost_of(receipt: Receipt, collector: str) -> SwitchCost | None:
     """The cost of the collector, or of all; None for `off`."""
     if collector == ALL:
         return receipt.all
@@ -61,12 +67,12 @@ def cost_of(receipt: Receipt, collector: str) -> Cost | None:
 
 def extra_info(receipt: Receipt, collector: str) -> dict[str, Any]:
     """What stands beside the figures of a test in the JSON."""
-    segments = receipt.arms.get(arm_of(collector), ())
     found: dict[str, Any] = {
         "unit": "tokens/s",
-        "arm": arm_of(collector),
-        "tokens_per_segment": sorted({s.tokens for s in segments}),
-        "steps_per_segment": sorted({s.steps for s in segments}),
+        "on": collector,
+        "others": "half on" if collector not in (OFF, ALL) else collector,
+        "tokens_per_segment": sorted({s.tokens for s in segments(receipt, collector)}),
+        "steps_per_segment": sorted({s.steps for s in segments(receipt, collector)}),
         "load_1m": receipt.after.load_1m if receipt.after else None,
         "gpu_clocks_mhz": [gpu.sm_clock_mhz for gpu in receipt.after.gpus] if receipt.after else [],
     }
@@ -74,12 +80,12 @@ def extra_info(receipt: Receipt, collector: str) -> dict[str, Any]:
     if cost is not None:
         found |= {
             "verdict": cost.verdict.value,
-            "syncs_added": cost.syncs_added,
+            "syncs_added": (cost.added or {}).get("syncs"),
             "accounted_percent": cost.accounted_percent,
         }
-        if cost.isolated is not None:
+        if cost.estimate is not None:
             found |= {
-                f"slowdown_{name}": getattr(cost.isolated, name) for name in ("percent", "low", "high", "mde")
+                f"slowdown_{name}": getattr(cost.estimate, name) for name in ("percent", "low", "high", "mde")
             }
     return found
 
@@ -110,10 +116,8 @@ def block(
             "exit_code": int(receipt.exit_code),
             "reasons": list(receipt.reasons),
         }
-        found["aa"] = (
-            None
-            if receipt.aa is None
-            else {"percent": receipt.aa.percent, "p_two_sided": receipt.aa.p_two_sided}
+        found["placebo_percent"] = (
+            receipt.placebo.estimate.percent if receipt.placebo and receipt.placebo.estimate else None
         )
     return found
 
@@ -123,15 +127,12 @@ def from_baseline(baseline: Baseline, machine: Machine, node: str, config_hash: 
 
     `node`: node id of the test function. A stated figure has `off` alone; a measured one has every arm it
     measured. Mean, median, min and max are all the stored value; spreads are 0 and mean nothing."""
-    collectors = {OFF: OFF, ALL: ALL} | {
-        arm: arm.removeprefix(ONLY) for arm in baseline.arms if arm.startswith(ONLY)
-    }
     entries = []
     for arm, value in baseline.arms.items():
-        if arm not in collectors:
-            continue
+        if ":" in arm or arm == "off-again":
+            continue  # arms of an older harness, which measured each collector alone
         value = baseline.value if arm == OFF else value
-        name = f"{node.rpartition('::')[2]}[{collectors[arm]}]"
+        name = f"{node.rpartition('::')[2]}[{arm}]"
         seconds = 1.0 / value
         stats: dict[str, float | str] = dict.fromkeys(
             ("min", "max", "mean", "median", "q1", "q3", "ld15iqr", "hd15iqr", "total"), seconds
@@ -142,9 +143,9 @@ def from_baseline(baseline: Baseline, machine: Machine, node: str, config_hash: 
             {
                 "group": None,
                 "name": name,
-                "fullname": f"{node}[{collectors[arm]}]",
-                "params": {"collector": collectors[arm]},
-                "param": collectors[arm],
+                "fullname": f"{node}[{arm}]",
+                "params": {"collector": arm},
+                "param": arm,
                 "extra_info": {"origin": baseline.origin, "sessions": len(baseline.sessions)},
                 "options": {},
                 "stats": stats,
@@ -249,21 +250,21 @@ def failed_checks(
     return f"slower than {source}\n{tabulate(rows, head, disable_numparse=True)}"
 
 
-def cost_table(costs: Sequence[Cost]) -> str:
+def cost_table(costs: Sequence[SwitchCost]) -> str:
     """The costs of a run, for a failing test."""
     rows = [
         [
             cost.name,
             *(
                 ("", "", "")
-                if cost.isolated is None
+                if cost.estimate is None
                 else (
-                    f"{cost.isolated.percent:+.2f}%",
-                    f"{cost.isolated.low:+.2f} to {cost.isolated.high:+.2f}",
-                    f"{cost.isolated.mde:.2f}%",
+                    f"{cost.estimate.percent:+.2f}%",
+                    f"{cost.estimate.low:+.2f} to {cost.estimate.high:+.2f}",
+                    f"{cost.estimate.mde:.2f}%",
                 )
             ),
-            cost.syncs_added,
+            (cost.added or {}).get("syncs"),
             cost.verdict.value,
         ]
         for cost in costs

@@ -7,19 +7,10 @@ from collections.abc import Iterable
 from itertools import zip_longest
 
 from bench.baselines.store import record_command
+from bench.records.costs import Estimate, SwitchCost
+from bench.records.pairs import PLACEBO, Layer, Segment
 from bench.records.receipt import Receipt
-from bench.records.types import (
-    ALL,
-    OFF,
-    Cost,
-    ExactCounts,
-    ExitCode,
-    Interval,
-    MachineState,
-    Segment,
-    Throughput,
-    Verdict,
-)
+from bench.records.types import ExactCounts, ExitCode, MachineState, Throughput, Verdict
 
 MEANING = {
     Verdict.WITHIN: "within the budget",
@@ -38,7 +29,7 @@ def number(value: float, digits: int = 2) -> str:
     return text.lstrip("-") if float(text) == 0 else text
 
 
-def interval(value: Interval | None) -> str:
+def estimate(value: Estimate | None) -> str:
     """`0.12 [-0.20, 0.44]`, percent; one digit where bounds reach 10%, which are not worth two."""
     if value is None:
         return "-"
@@ -56,9 +47,26 @@ def added(count: int | None) -> str:
     return "n/a" if count is None else "0" if count == 0 else f"{count:+d}"
 
 
-def exact(cost: Cost) -> str:
+def layers(value: Estimate | None) -> tuple[str, str, str]:
+    """Path in percent, a tick and a flush in ms; `-` where a layer was not measured."""
+    if value is None:
+        return "-", "-", "-"
+    found = value.layers
+    path, tick, flush = (
+        "-" if one is None else number(one, digits)
+        for one, digits in ((found.path_percent, 2), (found.tick_ms, 1), (found.flush_ms, 1))
+    )
+    return path, tick, flush
+
+
+def count_added(cost: SwitchCost, kind: str) -> int | None:
+    """None: it was not counted, or cannot be counted here."""
+    return (cost.added or {}).get(kind)
+
+
+def exact(cost: SwitchCost) -> str:
     """`0`, or the kinds that changed: `+2 syncs, +1 copies`; `n/a` where nothing could be counted."""
-    values = {kind: getattr(cost, f"{kind}_added") for kind in KINDS}
+    values = {kind: count_added(cost, kind) for kind in KINDS}
     if all(value is None for value in values.values()):
         return "n/a"
     changed = [f"{value:+d} {kind}" for kind, value in values.items() if value]
@@ -111,60 +119,36 @@ def machine(receipt: Receipt) -> str:
     return ", ".join([receipt.machine.cpu_model, cores, *(gpus or ["no GPU"])])
 
 
-def all_costs(receipt: Receipt) -> tuple[Cost, ...]:
+def all_costs(receipt: Receipt) -> tuple[SwitchCost, ...]:
     """The collectors, then all together."""
     return receipt.collectors + ((receipt.all,) if receipt.all is not None else ())
 
 
-def has_marginal(receipt: Receipt) -> bool:
-    """Whether any collector has a marginal cost."""
-    return any(cost.marginal is not None for cost in receipt.collectors)
+def verdict_of(cost: SwitchCost) -> str:
+    """`within`, or `unresolved, 12 min` with the minutes that would settle it."""
+    if cost.name == PLACEBO:
+        return "noise"
+    if cost.minutes_to_settle is None:
+        return cost.verdict.value
+    return f"{cost.verdict.value}, {minutes(cost.minutes_to_settle)}"
+
+
+def minutes(value: float) -> str:
+    """`12 min`, `3 h`."""
+    return f"{max(1, round(value))} min" if value < 100 else f"{round(value / 60)} h"
 
 
 def headline(receipt: Receipt) -> str:
-    """The verdict in one sentence that stands alone."""
-    word, together = receipt.verdict.value.upper(), receipt.all
+    """The verdict's word, and the strongest true statement."""
+    word = receipt.verdict.value.upper()
     if receipt.exit_code is ExitCode.INCOMPLETE:
-        return f"{word}: incomplete, {MEANING[Verdict.INVALID]}"
-    if (
-        together is None
-        or together.isolated is None
-        or receipt.verdict in (Verdict.INVALID, Verdict.NO_BASELINE)
-    ):
-        return f"{word}: {MEANING[receipt.verdict]}"
-    blamed = _spokesman(receipt, together)
-    found = blamed.isolated or together.isolated
-    whose = "base's" if receipt.command == "gate" else "the"
-    names = {"head": "head loses", ALL: "all collectors together cost"}
-    subject = names.get(blamed.name, f"{blamed.name} costs")
-    limit = number(receipt.budget_percent if blamed is together else receipt.collector_budget_percent)
-    between = f"between {number(found.low)} and {number(found.high)}%"
-    if receipt.verdict is Verdict.UNRESOLVED:
-        return (
-            f"{word}: {subject} {between} of {whose} throughput, which does not settle the budget of {limit}%"
-        )
-    rises = exact(blamed)
-    said = (
-        f"exact counts rose ({blamed.name} {rises}); "
-        if "+" in rises and receipt.verdict is Verdict.OVER
-        else ""
-    )
-    return (
-        f"{word}: {said}{subject} {number(found.percent)}% of {whose} throughput ({between}), budget {limit}%"
-    )
+        return f"{word}: incomplete. {receipt.headline}"
+    return f"{word}: {receipt.headline.removeprefix(f'{word.capitalize()}: ') or MEANING[receipt.verdict]}"
 
 
-def _spokesman(receipt: Receipt, together: Cost) -> Cost:
-    """Whom the verdict is about: the costliest collector that is blamed, or else all together."""
-    if receipt.verdict not in (Verdict.OVER, Verdict.SLOWER):
-        return together
-    alike = [cost for cost in receipt.collectors if cost.verdict is receipt.verdict]
-    return max(alike, key=lambda cost: cost.isolated.percent if cost.isolated else 0.0, default=together)
-
-
-def mde(costs: Iterable[Cost]) -> str:
+def mde(costs: Iterable[SwitchCost]) -> str:
     """`0.31%` or `0.25-0.35%`: smallest slowdowns that would be found, over these costs."""
-    values = sorted(cost.isolated.mde for cost in costs if cost.isolated is not None)
+    values = sorted(cost.estimate.mde for cost in costs if cost.estimate is not None)
     if not values:
         return "unknown"
     low, high = number(values[0]), number(values[-1])
@@ -172,34 +156,44 @@ def mde(costs: Iterable[Cost]) -> str:
 
 
 def losses(receipt: Receipt) -> str:
-    """Whether training was the same in every arm."""
-    if receipt.losses_equal is None or not receipt.losses:
-        return "not compared"
+    """Whether training was the same in both halves of every pair."""
     gate = receipt.command == "gate"
+    if receipt.losses_equal is None:
+        return "not compared"
     if not receipt.losses_equal:
-        return (
-            "DIFFER: the commits do not do the same work"
-            if gate
-            else "DIFFER between arms: a collector changes training"
+        return "DIFFER: " + (
+            "the commits do not do the same work" if gate else "something that is on changes training"
         )
-    where = "base and head" if gate else f"all {len(receipt.losses)} arms"
-    return f"equal bit for bit in {where} over the {receipt.cycle} batches of the cycle"
-
-
-def rounds(receipt: Receipt) -> int:
-    """Rounds of the `off` arm (of a gate: of base), over all processes."""
-    arm = receipt.arms.get(OFF) or next(iter(receipt.arms.values()), ())
-    return len({(segment.process, segment.round) for segment in arm})
+    compared = receipt.extra.get("compared_steps")
+    more = f", and over the first {compared} steps of training" if compared else ""
+    return f"equal bit for bit in both halves of {len(receipt.pairs)} pairs{more}"
 
 
 def measured(receipt: Receipt) -> str:
-    """`23 rounds, stopped: time`."""
-    text = f"{rounds(receipt)} rounds"
+    """`480 pairs (390 path, 60 tick, 30 flush) in 3.9 min, stopped: clear`."""
+    counts = {layer: sum(pair.layer is layer for pair in receipt.pairs) for layer in Layer}
+    parts = ", ".join(f"{count} {layer}" for layer, count in counts.items() if count)
+    text = f"{len(receipt.pairs)} pairs" + (f" ({parts})" if parts else "")
     launches = receipt.options.get("launches")
     if launches:
         text += f" in {launches} launches"
+    if receipt.minutes:
+        text += f" in {receipt.minutes:.1f} min"
     stopped = receipt.options.get("stopped")
     return text + (f", stopped: {stopped}" if stopped else "")
+
+
+def lengths(receipt: Receipt) -> str:
+    """`1 step (path), 2 (tick), 3 (flush); a tick each 1 s, a flush each 10 s`."""
+    if receipt.lengths is None:
+        return "-"
+    steps = ", ".join(f"{count} ({layer})" for layer, count in receipt.lengths.steps.items())
+    every = [
+        f"a {layer} each {seconds:g} s"
+        for layer, seconds in receipt.seconds_per.items()
+        if layer is not Layer.PATH
+    ]
+    return "; ".join([f"steps of a segment: {steps}", *([", ".join(every)] if every else [])])
 
 
 def sides(receipt: Receipt) -> list[tuple[str, str]]:
@@ -213,6 +207,7 @@ def sides(receipt: Receipt) -> list[tuple[str, str]]:
         parts = [commits.get(name, "")]
         if side.get("tokens_per_second"):
             parts.append(f"{rate(side['tokens_per_second'])} tok/s")
+        if side.get("step_p50_ms"):
             parts.append(f"step {side['step_p50_ms']:.1f} ms, p99 {side['step_p99_ms']:.1f} ms")
         if side.get("peak_memory_bytes"):
             parts.append(f"peak {side['peak_memory_bytes'] / 1e6:,.0f} MB")
@@ -221,9 +216,10 @@ def sides(receipt: Receipt) -> list[tuple[str, str]]:
 
 
 def segments(receipt: Receipt) -> tuple[Segment, ...]:
-    """Every segment in the order taken."""
-    found = [segment for arm in receipt.arms.values() for segment in arm]
-    return tuple(sorted(found, key=lambda s: (s.process, s.round, s.order)))
+    """Every segment of the path layer in the order taken."""
+    path = [pair for pair in receipt.pairs if pair.layer is Layer.PATH]
+    ordered = sorted(path, key=lambda pair: (pair.process, pair.number))
+    return tuple(segment for pair in ordered for segment in (pair.first, pair.second))
 
 
 def counting(counts: ExactCounts | None) -> str:

@@ -16,8 +16,10 @@ from xml.etree import ElementTree
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from bench.records.costs import Estimate
+from bench.records.pairs import PLACEBO, Segment
 from bench.records.receipt import Receipt
-from bench.records.types import ALL, OFF, OFF_AGAIN, ExactCounts, Interval, Segment
+from bench.records.types import OFF, ExactCounts
 from bench.report import formatting, markdown, terminal
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ COLOURS = {
     "invalid": ("#7b3fa0", "#d3a4f0"),
     "off": ("#2563a8", "#7db4f0"),
     "all": ("#c2410c", "#ff9a66"),
-    "again": ("#0f8a83", "#52d1c8"),
     "other": ("#b4b0a6", "#5f666e"),
 }
 """Light and dark, of the page and its charts. A chart is drawn in light, then names replace the values."""
@@ -59,8 +60,7 @@ class Row(NamedTuple):
     """One interval of the first chart."""
 
     name: str
-    kind: str
-    found: Interval
+    found: Estimate
     verdict: str
 
 
@@ -80,13 +80,13 @@ def render(receipt: Receipt, history: Sequence[tuple[str, float]] = ()) -> str:
         facts=terminal.facts(receipt),
         intervals=interval_chart(receipt),
         segments=segment_chart(receipt),
-        losses=loss_chart(receipt),
         counts=count_rows(receipt),
         places=markdown.differing_places(receipt),
         state=formatting.state(receipt.before, receipt.after),
         versions=receipt.machine.versions,
         costs=formatting.all_costs(receipt),
-        marginal=formatting.has_marginal(receipt),
+        placebo=receipt.placebo,
+        lengths=formatting.lengths(receipt),
         history=history_chart(receipt, history),
         words=formatting,
         colours=COLOURS,
@@ -109,15 +109,13 @@ def _template() -> Template:
 
 def interval_rows(receipt: Receipt) -> list[Row]:
     """Every interval in the order of the reports; empty when nothing was measured."""
-    rows: list[Row] = []
-    kinds = {ALL: "together", "head": "against base"}
-    for cost in formatting.all_costs(receipt):
-        if cost.isolated is not None:
-            rows.append(Row(cost.name, kinds.get(cost.name, "isolated"), cost.isolated, cost.verdict.value))
-        if cost.marginal is not None and cost.name not in kinds:
-            rows.append(Row(cost.name, "marginal", cost.marginal, cost.verdict.value))
-    if receipt.aa is not None:
-        rows.append(Row("A/A", "off again", receipt.aa, "none"))
+    rows = [
+        Row(cost.name, cost.estimate, cost.verdict.value)
+        for cost in formatting.all_costs(receipt)
+        if cost.estimate is not None
+    ]
+    if receipt.placebo is not None and receipt.placebo.estimate is not None:
+        rows.append(Row(PLACEBO, receipt.placebo.estimate, "none"))
     return rows
 
 
@@ -137,9 +135,9 @@ def interval_chart(receipt: Receipt) -> Markup | None:
         for place, (row, tone) in enumerate(zip(rows, tones, strict=True)):
             axes.hlines(place, row.found.low, row.found.high, tone, linewidth=3)
             axes.plot(row.found.percent, place, "o", markersize=7, color=tone, mec=COLOURS["card"][0])
-        axes.set_yticks(places, [f"{row.name}  {row.kind}" for row in rows])
+        axes.set_yticks(places, [row.name for row in rows])
         values = axes.secondary_yaxis("right")
-        values.set_yticks(places, [formatting.interval(row.found) for row in rows])
+        values.set_yticks(places, [formatting.estimate(row.found) for row in rows])
         for label, tone in zip(values.get_yticklabels(), tones, strict=True):
             label.set_color(tone)
         for frame in (*axes.spines.values(), *values.spines.values()):
@@ -155,7 +153,7 @@ def _dots(name: str, height: float, dots: list[Dot], ticks: Mapping[float, str],
 
     def draw(axes: Axes) -> None:
         edge: Any = {"mec": COLOURS["card"][0], "mew": 0.6}
-        for group in ("other", "off", "again", "all"):
+        for group in ("other", "off", "all"):
             of_group = [dot for dot in dots if dot.group == group]
             xs, ys = [dot.x for dot in of_group], [dot.y for dot in of_group]
             axes.plot(xs, ys, "o", gid=group, color=COLOURS[group][0], markersize=5.5, **edge)
@@ -169,25 +167,32 @@ def _dots(name: str, height: float, dots: list[Dot], ticks: Mapping[float, str],
 
 
 def segment_chart(receipt: Receipt) -> Markup | None:
-    """Every segment in the order taken: how much slower than the median one, percent."""
+    """Every segment of the path in the order taken: how much slower than the median one of its group of
+    batches, percent."""
     found = [segment for segment in formatting.segments(receipt) if segment.tokens and segment.seconds > 0]
     if len(found) < 2:
         return None
     speeds = [segment.seconds / segment.tokens for segment in found]
-    middle = median(speeds)
-    values = [100.0 * (speed / middle - 1.0) for speed in speeds]
+    by_group: dict[int, list[float]] = {}
+    for segment, speed in zip(found, speeds, strict=True):
+        by_group.setdefault(segment.group, []).append(speed)
+    middle = {group: median(members) for group, members in by_group.items()}
+    values = [100.0 * (v / middle[segment.group] - 1.0) for segment, v in zip(found, speeds, strict=True)]
     # A few stalls must not press everything else flat: the axis covers 96 of 100, the others sit on its edge.
     ranked = sorted(values)
     low, high = ranked[int(0.02 * len(ranked))], ranked[min(len(ranked) - 1, int(0.98 * len(ranked)))]
     low, high = low - 0.1 * (high - low + 1), high + 0.1 * (high - low + 1)
+    everything = set().union(*(segment.on for segment in found)) - {PLACEBO}
     dots = [
-        Dot(place, min(high, max(low, value)), group_of(segment.arm), _segment_title(segment, value))
+        Dot(
+            place,
+            min(high, max(low, value)),
+            group_of(segment, everything),
+            _segment_title(segment, place, value),
+        )
         for place, (segment, value) in enumerate(zip(found, values, strict=True))
     ]
-    firsts: dict[tuple[int, int], int] = {}
-    for place, segment in enumerate(found):
-        firsts.setdefault((segment.process, segment.round), place)
-    ticks: dict[float, str] = {place: f"round {number + 1}" for number, place in enumerate(firsts.values())}
+    ticks: dict[float, str] = {place: f"pair {place // 2 + 1}" for place in range(0, len(found), 2)}
     return _dots("segments", 3.0, dots, _some(ticks, 8), "%")
 
 
@@ -196,29 +201,20 @@ def _some(ticks: Mapping[float, str], most: int) -> dict[float, str]:
     return dict([*ticks.items()][:: -(-len(ticks) // most)])
 
 
-def _segment_title(segment: Segment, value: float) -> str:
-    where = f"round {segment.round + 1}" + (f", process {segment.process + 1}" if segment.process else "")
-    return f"{segment.arm}, {where}: {value:+.2f}%, {formatting.rate(segment.tokens / segment.seconds)} tok/s"
+def _segment_title(segment: Segment, place: int, value: float) -> str:
+    on = ", ".join(segment.on) or "nothing"
+    rate = formatting.rate(segment.tokens / segment.seconds)
+    return f"pair {place // 2 + 1}, {on} on: {value:+.2f}%, {rate} tok/s"
 
 
-def group_of(arm: str) -> str:
-    """The four groups that the charts tell apart."""
-    return {OFF: "off", "base": "off", ALL: "all", "head": "all", OFF_AGAIN: "again"}.get(arm, "other")
-
-
-def loss_chart(receipt: Receipt) -> Markup | None:
-    """Losses of every arm over the cycle's batches: equal ones lie on top of each other."""
-    dots = [
-        Dot(place, value, group_of(arm), f"{arm}, batch {place}: {value!r}")
-        for arm, losses in receipt.losses.items()
-        for place, value in enumerate(losses)
-    ]
-    ticks = {dot.x: f"{dot.x:g}" for dot in dots}
-    return _dots("losses", 2.2, dots, _some(ticks, 16)) if dots else None
+def group_of(segment: Segment, everything: set[str]) -> str:
+    """The three groups that the charts tell apart."""
+    on = set(segment.on) - {PLACEBO}
+    return "off" if not on else "all" if on == everything else "other"
 
 
 def count_rows(receipt: Receipt) -> list[tuple[str, ExactCounts, list[str]]]:
-    """(arm, counts, difference from `off` for each kind) in the order counted."""
+    """(what is on, counts, difference from all off for each kind) in the order counted."""
     off = receipt.counts.get(OFF) or receipt.counts.get("base")
     rows = []
     for arm, counts in receipt.counts.items():

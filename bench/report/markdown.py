@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tabulate import tabulate
 
+from bench.records.costs import SwitchCost
 from bench.records.receipt import Receipt
-from bench.records.types import OFF, Cost, Verdict
+from bench.records.types import OFF, Verdict
 from bench.report import formatting, terminal
 
 MARKS = {
@@ -18,14 +19,14 @@ MARKS = {
 }
 
 NOTE = (
-    "Share of the throughput lost, with its one-sided 95% bounds. *Isolated*: alone against all off; "
-    "*marginal*: all against all but this one. *Would find*: the smallest loss that 95 of 100 such runs "
-    "find. *Accounted*: what instruments, monitor and sinks take themselves, added up. *Added*: counted "
-    "beyond all off in so many steps, exactly."
+    "*Cost*: share of the throughput that is lost, with its one-sided 95% bounds, made of what it takes in "
+    "the workers' *path* and at each *tick* and *flush* of the monitor. *Would find*: the smallest loss that "
+    "95 of 100 such runs find. *Accounted*: what its own code takes of the time. *Added*: counted exactly, "
+    "beyond all off. The minutes beside a verdict would settle it."
 )
 GATE_NOTE = (
-    "Share of base's throughput that head loses, with its one-sided 95% bounds. *Would find*: the smallest "
-    "loss that 95 of 100 such runs find. *Added*: what head counts beyond base in so many steps, exactly."
+    "*Cost*: share of base's throughput that head loses, with its one-sided 95% bounds. *Would find*: the "
+    "smallest loss that 95 of 100 such runs find. *Added*: counted exactly, beyond base."
 )
 
 
@@ -33,6 +34,7 @@ def render(receipt: Receipt) -> str:
     """The whole report as Markdown that ends with a newline."""
     parts = [
         f"# {MARKS[receipt.verdict]} {formatting.headline(receipt)}",
+        *_accepted(receipt),
         *_reasons(receipt),
         _costs(receipt),
     ]
@@ -44,42 +46,61 @@ def _reasons(receipt: Receipt) -> list[str]:
     return ["\n".join(f"- {escape(reason)}" for reason in receipt.reasons)] if receipt.reasons else []
 
 
+def _accepted(receipt: Receipt) -> list[str]:
+    """Changes that were let through, before all else."""
+    if not receipt.accepted:
+        return []
+    return ["**Let through on purpose**\n\n" + "\n".join(f"- {escape(line)}" for line in receipt.accepted)]
+
+
 def _costs(receipt: Receipt) -> str:
     costs = formatting.all_costs(receipt)
     if not costs:
         return ""
-    marginal = formatting.has_marginal(receipt)
-    first = ["commit", "slower %"] if receipt.command == "gate" else ["collector", "isolated %"]
-    headers = [*first, *(["marginal %"] if marginal else []), "would find %", "accounted %"]
+    gate = receipt.command == "gate"
+    headers = ["commit" if gate else "collector", "cost %", "path %", "tick ms", "flush ms", "would find %"]
+    headers += [*([] if gate else ["accounted %"])]
     headers += [f"{kind} added" for kind in ("syncs", "ops", "copies", "allocations")] + ["verdict"]
-    rows = [_row(cost, marginal) for cost in costs]
-    note = GATE_NOTE if receipt.command == "gate" else NOTE
+    rows = [_row(cost, gate) for cost in costs]
+    if receipt.placebo is not None:
+        blank = [""] * (len(headers) - 7)
+        found = receipt.placebo.estimate
+        rows.append(["`placebo`", formatting.estimate(found), *formatting.layers(found), "", *blank, "noise"])
+    note = GATE_NOTE if gate else NOTE
     return table(rows, headers, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
 
 
-def _row(cost: Cost, marginal: bool) -> list[str]:
-    row = [f"`{cost.name}`", formatting.interval(cost.isolated)]
-    if marginal:
-        row.append(formatting.interval(cost.marginal))
-    row += [
-        "-" if cost.isolated is None else formatting.number(cost.isolated.mde),
-        formatting.accounted(cost.accounted_percent),
-    ]
-    row += [formatting.added(getattr(cost, f"{kind}_added")) for kind in formatting.KINDS]
-    return [*row, f"{MARKS[cost.verdict]} {cost.verdict.value}"]
+def _row(cost: SwitchCost, gate: bool) -> list[str]:
+    found = cost.estimate
+    row = [f"`{cost.name}`", formatting.estimate(found), *formatting.layers(found)]
+    row.append("-" if found is None else formatting.number(found.mde))
+    row += [*([] if gate else [formatting.accounted(cost.accounted_percent)])]
+    row += [formatting.added(formatting.count_added(cost, kind)) for kind in formatting.KINDS]
+    return [*row, f"{MARKS[cost.verdict]} {formatting.verdict_of(cost)}"]
 
 
 def _facts(receipt: Receipt) -> str:
-    return table([[name, escape(text)] for name, text in terminal.facts(receipt)], ["", ""], "ll")
+    rows = [*terminal.facts(receipt), ("segments", formatting.lengths(receipt))]
+    if receipt.cross_check_percent:
+        rows.append(("least squares", _cross_check(receipt)))
+    return table([[name, escape(text)] for name, text in rows], ["", ""], "ll")
+
+
+def _cross_check(receipt: Receipt) -> str:
+    """Of all pairs at once; it takes costs to add up."""
+    return ", ".join(
+        f"{name} {formatting.number(cost)} ± {formatting.number(error)}%"
+        for name, (cost, error) in receipt.cross_check_percent.items()
+    )
 
 
 def _places(receipt: Receipt) -> str:
-    """Where in the code the counts of an arm differ from those of `off`."""
+    """Where in the code the counts with something on differ from those with all off."""
     rows = differing_places(receipt)
     if not rows:
         return ""
     return "## Where counts differ\n\n" + table(
-        [list(row) for row in rows], ["arm", "kind", "role", "place", "more"], "llllr"
+        [list(row) for row in rows], ["on", "kind", "role", "place", "more"], "llllr"
     )
 
 

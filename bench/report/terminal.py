@@ -8,8 +8,10 @@ import re
 import tabulate as tables
 from tabulate import tabulate
 
+from bench.records.costs import SwitchCost
+from bench.records.pairs import PLACEBO
 from bench.records.receipt import Receipt
-from bench.records.types import Cost, Verdict
+from bench.records.types import Verdict
 from bench.report import formatting
 
 STYLES = {
@@ -29,10 +31,7 @@ def render(receipt: Receipt, *, color: bool = False) -> str:
     table = cost_table(receipt, color=color)
     if table:
         parts += [table, ""]
-    rows = facts(receipt)
-    if receipt.collectors or receipt.command != "gate":
-        rows = [("accounted", "what instruments, monitor and sinks take of the time themselves"), *rows]
-    parts += [f"{name + ':':<14} {text}" for name, text in rows]
+    parts += [f"{name + ':':<14} {text}" for name, text in [*columns(receipt), *facts(receipt)]]
     parts.append("")
     parts += [f"  - {reason}" for reason in receipt.reasons]
     parts.append(
@@ -50,19 +49,15 @@ def _title(receipt: Receipt) -> str:
 
 
 def cost_table(receipt: Receipt, *, color: bool = False) -> str:
-    """collector | isolated % [low, high] | marginal | accounted | syncs added | verdict; empty without
-    costs."""
+    """collector | cost % [low, high] | accounted % | syncs added | verdict; empty without costs."""
     costs = formatting.all_costs(receipt)
     if not costs:
         return ""
-    marginal = formatting.has_marginal(receipt)
     gate = receipt.command == "gate"
-    headers = ["commit" if gate else "collector", ("slower" if gate else "isolated") + " %\n[low, high]"]
-    headers += [*(["marginal %\n[low, high]"] if marginal else [])]
-    # With a second interval the full word would not fit into 80 columns.
-    headers += ["ac-\ncounted\n%" if marginal else "accounted\n%", "syncs\nadded", "verdict"]
-    rows = [_row(cost, marginal, color) for cost in costs]
-    align = ["left", "right", *(["right"] if marginal else []), "right", "right", "left"]
+    headers = ["commit" if gate else "collector", "cost %\n[low, high]"]
+    headers += [*([] if gate else ["accounted\n%"]), "syncs\nadded", "verdict"]
+    rows = [_row(cost, gate, color) for cost in (*costs, *([receipt.placebo] if receipt.placebo else []))]
+    align = ["left", "right", *([] if gate else ["right"]), "right", "left"]
     padding, tables.MIN_PADDING = tables.MIN_PADDING, 0  # two blanks stand between columns as it is
     try:
         return tabulate(rows, headers=headers, tablefmt="simple", colalign=align, disable_numparse=True)
@@ -70,23 +65,40 @@ def cost_table(receipt: Receipt, *, color: bool = False) -> str:
         tables.MIN_PADDING = padding
 
 
-def _row(cost: Cost, marginal: bool, color: bool) -> list[str]:
-    row = [cost.name, formatting.interval(cost.isolated)]
-    if marginal:
-        row.append(formatting.interval(cost.marginal))
+def _row(cost: SwitchCost, gate: bool, color: bool) -> list[str]:
+    placebo = cost.name == PLACEBO
+    said = formatting.verdict_of(cost)
     return [
-        *row,
-        formatting.accounted(cost.accounted_percent),
-        formatting.added(cost.syncs_added),
-        paint(cost.verdict.value, cost.verdict, color),
+        cost.name,
+        formatting.estimate(cost.estimate),
+        *([] if gate else ["" if placebo else formatting.accounted(cost.accounted_percent)]),
+        "" if placebo else formatting.added(formatting.count_added(cost, "syncs")),
+        said if placebo else paint(said, cost.verdict, color),
     ]
+
+
+def columns(receipt: Receipt) -> list[tuple[str, str]]:
+    """What the table's columns mean."""
+    if not formatting.all_costs(receipt):
+        return []
+    rows = [("cost", "share of the throughput that is lost, with its one-sided 95% bounds")]
+    if receipt.command != "gate":
+        rows.append(("accounted", "what its own code takes of the time, in the workers and in the monitor"))
+    rows.append(("syncs added", "host syncs counted exactly, beyond those of " + _reference(receipt)))
+    if receipt.placebo is not None:
+        rows.append((PLACEBO, "a switch that does nothing, measured like the others"))
+    return rows
+
+
+def _reference(receipt: Receipt) -> str:
+    return "base" if receipt.command == "gate" else "all off"
 
 
 def facts(receipt: Receipt) -> list[tuple[str, str]]:
     """What stands under the table: (name, text)."""
     gate = receipt.command == "gate"
-    rows = formatting.sides(receipt) if gate else [("A/A", _aa(receipt))]
-    if receipt.all is not None:
+    rows = formatting.sides(receipt) if gate else []
+    if receipt.all is not None and receipt.all.estimate is not None:
         each = (
             ""
             if gate or not receipt.collectors
@@ -106,12 +118,6 @@ def facts(receipt: Receipt) -> list[tuple[str, str]]:
     rows.append(("measured", formatting.measured(receipt)))
     rows += [("note", str(note)) for note in receipt.extra.get("notes", ())]
     return rows
-
-
-def _aa(receipt: Receipt) -> str:
-    if receipt.aa is None:
-        return "not measured"
-    return f"off again against off: {formatting.interval(receipt.aa)} % (the harness measured by itself)"
 
 
 def exact_line(receipt: Receipt) -> str:

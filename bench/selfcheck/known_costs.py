@@ -1,266 +1,187 @@
-"""Costs of known size, found by pairs: estimate beside truth.
+"""Known costs, put where a collector's may fall, measured as `overhead` does: is each found at its size and
+under its own name, and everything else at nothing?
 
-    python -m bench.selfcheck.known_costs [--config configs/cpu-tiny.toml] [--minutes 4] [--only target,late]
-    python -m bench.selfcheck.known_costs --subject spin
-
-Each part puts costs into one layer of the real trainer, draws pairs with a fair coin for each cost and for a
-placebo, and fits them by least squares. A share of the time that is lost in every worker lowers the
-throughput by just as much, so its truth is known. A busy loop in another thread costs as much as it takes
-from the workers: at most its own time where all of them need the interpreter's lock for each operation, less
-where they do not. A cost in one stage alone costs what it takes from the slowest; that its size does not hang
-on the segment's length is what is shown."""
+    python -m bench.selfcheck.known_costs [--subject spin|trainer] [--minutes M]"""
 
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
+from scipy.stats import norm
 from tabulate import tabulate
 
-from bench.records.pairs import PLACEBO, Layer, Request, Segment
-from bench.records.types import slowdown_percent
+from bench.arguments import CONFIG
+from bench.measure.run import Asked, measure
+from bench.progress import Reporter
+from bench.records.costs import Estimate
+from bench.records.pairs import PLACEBO, Layer, Pair
+from bench.report import formatting
+from bench.selfcheck.trials import true_percent
+from bench.statistics.effects import ALPHA
+from bench.statistics.judging import BUDGET_PERCENT, Budgets
+from bench.statistics.observed import observe
 from bench.subjects.injection import Injection, Place
-from bench.subjects.pairs import PairSubject, steps_to_cover
+from bench.subjects.pairs import PairSubject
 from dflash.config import load_config
+from steptime.errors import UserError
 
-PAIRS_PER_GROUP: Final = 16
-"""Pairs on one group of batches, so that lead-in steps are few beside them."""
-LEAST_PAIRS: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some switches in one layer.
-
-    Attributes:
-        truth: by switch: percent of the throughput in the path, else milliseconds; NaN where none is known.
-        steps: of a segment; of a tick or a flush, where its pilot does not ask for more.
-        share: of the time.
-    """
-
-    name: str
-    layer: Layer
-    truth: Mapping[str, float]
-    steps: int = 1
-    share: float = 1.0
+PERCENT: Final = 2.0
+"""Of every step; of a tick each second, 20 ms; of a flush each ten, 200 ms."""
+CONTROLS: Final = (
+    tuple(Injection(PERCENT, p) for p in (Place.STEP, Place.TICK, Place.FLUSH, Place.SINK, Place.LOCK)),
+    (Injection(PERCENT, Place.THREAD),),
+)
+"""By run. Beside one that works a second after its tick every segment with a tick would have to last longer
+than that."""
+SHARES: Final = (1 / 3, 2 / 3)
+"""Of the time, by run."""
+MINUTES: Final = 6.0
+ERROR: Final = 0.01
+"""Of calling a right harness wrong, over all rows together."""
+HEADERS: Final = ("switch", "truth", "estimate [90%]", "path %", "tick ms", "flush ms", "off by", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a part's pairs say of a switch, in the unit of its truth.
+    """One switch, its true cost beside what was found.
 
     Attributes:
-        steps: of a segment.
-        uncovered: segments that were shorter than what their tick started.
+        truth: percent of a step (path), or ms of a tick or flush, by the layer it falls on; in every other
+            layer it is 0.
+        limit: half-intervals that an estimate may be off.
     """
 
-    part: str
-    switch: str
+    name: str
+    layer: Layer | None
     truth: float
-    estimate: float
-    error: float
-    pairs: int
-    steps: int
-    uncovered: int
+    truth_percent: float
+    estimate: Estimate | None
+    limit: float
+
+    @property
+    def off_by(self) -> float | None:
+        """Estimate less the truth over the half of the interval that lies towards the truth: inside it up to
+        1 or -1."""
+        found = self.estimate
+        if found is None:
+            return None
+        error = found.percent - self.truth_percent
+        half = found.percent - found.low if error > 0 else found.high - found.percent
+        return error / half if half > 0 else 0.0 if error == 0 else float("inf")
+
+    @property
+    def right(self) -> bool:
+        """Measured, within the bounds that all rows keep together, and a known cost told from nothing."""
+        if self.estimate is None or self.off_by is None or abs(self.off_by) > self.limit:
+            return False
+        return self.layer is None or self.estimate.low > 0
 
 
-INJECTIONS: Final = (
-    Injection(1.0, Place.STEP, "path 1%"),
-    Injection(2.0, Place.STEP, "path 2%"),
-    Injection(5.0, Place.STEP, "path 5%"),
-    Injection(20.0, Place.TARGET, "target 20%"),
-    Injection(2.0, Place.TICK, "tick 2%"),
-    Injection(2.0, Place.LOCK, "gil 2%"),
-    Injection(2.0, Place.THREAD, "thread 2%"),
-    Injection(2.0, Place.FLUSH, "flush 2%"),
-    Injection(2.0, Place.SINK, "sink 2%"),
-)
-PLANTS: Final = ("busy_loop", "held_gil")
-
-
-def parts(periods: Mapping[Layer, float], plants: Sequence[str] = PLANTS) -> tuple[Part, ...]:
-    """All of them."""
-    named = {one.label: one for one in INJECTIONS}
-    tick_s, flush_s = periods[Layer.TICK], periods[Layer.FLUSH]
-
-    def truths(*labels: str) -> dict[str, float]:
-        return {
-            label: named[label].percent
-            if named[label].layer is Layer.PATH
-            else 1e3 * named[label].seconds(tick_s, flush_s)
-            for label in labels
-        }
-
-    unknown = {"target 20%": float("nan")}
-    found = [
-        Part("path", Layer.PATH, truths("path 1%", "path 2%", "path 5%"), share=3.0),
-        Part("target", Layer.PATH, unknown, steps=1),
-        Part("target", Layer.PATH, unknown, steps=8),
-        Part("tick", Layer.TICK, truths("tick 2%", "gil 2%")),
-        Part("flush", Layer.FLUSH, truths("flush 2%", "sink 2%")),
-        Part("late", Layer.TICK, truths("thread 2%")),
-    ]
-    if plants:
-        from bench.syncs.faults.planted import BUSY_SHARE, HELD_SHARE
-
-        known = {"busy_loop": BUSY_SHARE, "held_gil": HELD_SHARE}
-        found.append(Part("plants", Layer.TICK, {name: 1e3 * known[name] * tick_s for name in plants}))
-    return tuple(found)
-
-
-@dataclass(slots=True)
-class Session:
-    """The pairs of all parts, on one subject: `requests` and `on_segment` are for its run."""
-
-    parts: Sequence[Part]
-    groups: int
-    time_s: float
-    seed: int = 0
-    clock: Callable[[], float] = time.monotonic
-    tell: Callable[[Sequence[Found]], None] = lambda found: None
-    found: list[Found] = field(default_factory=list)
-    taken: list[Segment] = field(default_factory=list)
-
-    def requests(self) -> Iterator[Request]:
-        """A step's time first, then part after part."""
-        generator = random.Random(self.seed)
-        for _ in range(5):
-            yield Request(frozenset(), 1, 0)
-        step_s = float(np.median([segment.seconds for segment in self.taken]))
-        whole = sum(part.share for part in self.parts)
-        for part in self.parts:
-            yield from self._part(part, step_s, self.time_s * part.share / whole, generator)
-
-    def _part(self, part: Part, step_s: float, time_s: float, generator: random.Random) -> Iterator[Request]:
-        names = (*part.truth, PLACEBO)
-        end_s, steps = self.clock() + time_s, part.steps
-        if part.layer is not Layer.PATH:
-            self.taken.clear()
-            for _ in range(2):
-                yield Request(frozenset(names), steps, 0, part.layer)
-            steps = max(steps_to_cover(segment, step_s) for segment in self.taken)
-        self.taken.clear()
-        signs: list[list[int]] = []
-        while len(signs) < LEAST_PAIRS or self.clock() < end_s:
-            group = len(signs) // PAIRS_PER_GROUP % self.groups
-            signs.append([generator.choice((-1, 1)) for _ in names])
-            for half in (1, -1):
-                on = frozenset(name for name, sign in zip(names, signs[-1], strict=True) if sign == half)
-                yield Request(on, steps, group, part.layer, len(signs) - 1, (1 - half) // 2)
-        found = fit(part, names, signs, self.taken, steps)
-        self.found += found
-        self.tell(found)
-
-    def on_segment(self, segment: Segment) -> None:
-        self.taken.append(segment)
-
-
-def fit(
-    part: Part, names: Sequence[str], signs: Sequence[Sequence[int]], taken: Sequence[Segment], steps: int
+def compare(
+    pairs: Sequence[Pair],
+    switches: Sequence[str],
+    seconds_per: Mapping[Layer, float],
+    injections: Sequence[Injection],
+    seed: int = 0,
 ) -> list[Found]:
-    """Least squares of the pairs' differences on the coins.
+    """A row for each switch of a run, the known ones first, the placebo last. Pure.
 
     Args:
-        signs: `[pairs, names]`, +1: on in the first half.
-        taken: two segments for each pair, in order.
+        switches: all that were on and off in these pairs, without the placebo; what is none of `injections`
+            costs nothing.
     """
-    seconds = np.array([segment.seconds for segment in taken]).reshape(-1, 2)
-    path = part.layer is Layer.PATH
-    scaled = np.log(seconds) if path else 1e3 * seconds
-    difference = scaled[:, 0] - scaled[:, 1]
-    coins = np.array(signs, float)
-    solution, *_ = np.linalg.lstsq(coins, difference, rcond=None)
-    left = difference - coins @ solution
-    variance = left @ left / max(1, len(left) - len(names))
-    errors = np.sqrt(np.diag(np.linalg.pinv(coins.T @ coins)) * variance)
-    uncovered = 0 if path else sum(segment.tick_s >= segment.seconds for segment in taken)
-    return [
-        Found(
-            part.name,
-            name,
-            part.truth.get(name, 0.0),
-            slowdown_percent(float(one)) if path else float(one),
-            100.0 * float(error) if path else float(error),
-            len(signs),
-            steps,
-            uncovered,
-        )
-        for name, one, error in zip(names, solution, errors, strict=True)
+    observed = observe(pairs, switches, seconds_per, Budgets(), seed)
+    estimates = {**observed.collectors, PLACEBO: observed.placebo}
+    known = {one.name: one for one in injections}
+    names = [*known, *(name for name in switches if name not in known), PLACEBO]
+    limit = float(norm.isf(ERROR / 2 / len(names)) / norm.isf(ALPHA))
+    return [_found(name, known.get(name), estimates.get(name), seconds_per, limit) for name in names]
+
+
+def _found(
+    name: str,
+    injection: Injection | None,
+    estimate: Estimate | None,
+    seconds_per: Mapping[Layer, float],
+    limit: float,
+) -> Found:
+    if injection is None:
+        return Found(name, None, 0.0, 0.0, estimate, limit)
+    percent = true_percent(injection)
+    if injection.layer is Layer.PATH:
+        return Found(name, Layer.PATH, injection.percent, percent, estimate, limit)
+    milliseconds = 10.0 * injection.percent * seconds_per[injection.layer]
+    return Found(name, injection.layer, milliseconds, percent, estimate, limit)
+
+
+def report(rows: Sequence[Found]) -> str:
+    """Estimate against truth; "off by" in halves of the interval."""
+    units = {Layer.PATH: "%", Layer.TICK: " ms a tick", Layer.FLUSH: " ms a flush", None: ""}
+    table = [
+        [
+            row.name,
+            f"{row.truth:g}{units[row.layer]}",
+            "-" if row.estimate is None else formatting.estimate(row.estimate),
+            *formatting.layers(row.estimate),
+            "-" if row.off_by is None else f"{row.off_by:+.1f}",
+            "" if row.right else "WRONG",
+        ]
+        for row in rows
     ]
+    return tabulate(table, HEADERS, tablefmt="github", disable_numparse=True)
 
 
-def run(
-    subject: PairSubject,
-    wanted: Sequence[Part],
-    time_s: float,
-    seed: int = 0,
-    tell: Callable[[Sequence[Found]], None] = lambda found: None,
-) -> list[Found]:
-    """Measure the parts on a subject that has their switches; `tell` gets each when it is done."""
-    clock = getattr(subject, "clock_s", time.monotonic)
-    session = Session(wanted, subject.groups, time_s, seed, clock, tell)
-    try:
-        subject.open()
-        result = subject.run_pairs(session.requests(), session.on_segment)
-    finally:
-        subject.close()
-    if result.faults:
-        raise RuntimeError("; ".join(result.faults))
-    return session.found
-
-
-def table(found: Sequence[Found]) -> str:
-    """One line for each switch of each part."""
-    rows = [
-        (
-            one.part,
-            one.switch,
-            "%" if not one.part or one.part in ("path", "target") else "ms",
-            "" if np.isnan(one.truth) else f"{one.truth:.4g}",
-            f"{one.estimate:.2f} +- {1.96 * one.error:.2f}",
-            one.pairs,
-            one.steps,
-            one.uncovered,
-        )
-        for one in found
-    ]
-    names = ("part", "switch", "unit", "truth", "estimate", "pairs", "steps", "uncovered")
-    return tabulate(rows, names, tablefmt="github", disable_numparse=True)
+def measure_known(
+    make: Callable[[Sequence[Injection]], PairSubject], minutes: float, seed: int, reporter: Reporter
+) -> tuple[list[Found], list[str]]:
+    """Measure a subject with the known costs among its switches; rows, and what went wrong."""
+    rows: list[Found] = []
+    faults: list[str] = []
+    for injections, share in zip(CONTROLS, SHARES, strict=True):
+        subject = make(injections)
+        switches = tuple(name for name in subject.switches if name != PLACEBO)
+        # No look at all together may end it: a budget that cannot be shown to be kept.
+        asked = Asked(switches, BUDGET_PERCENT / 100, 60.0 * minutes * share, seed=seed)
+        run = measure(subject, asked, reporter, flushes=0, clock=getattr(subject, "clock_s", time.monotonic))
+        rows += compare(run.pairs, switches, run.seconds_per, injections, seed)
+        faults += run.faults
+    return rows, faults
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; exit code 0."""
-    from bench.subjects.spin_pairs import SpinPairs, cost_of
-    from bench.subjects.trainer.pairs import PairTrainer
+    """Print the table. Returns 0 when all is found as it should be, else 1."""
+    from bench.subjects.registry import SUBJECTS  # heavy: torch
 
-    parser = argparse.ArgumentParser("python -m bench.selfcheck.known_costs", description=__doc__)
-    parser.add_argument("--subject", choices=("trainer", "spin"), default="trainer")
-    parser.add_argument("--config", default="configs/cpu-tiny.toml")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--only", default="", help="parts, with commas between: path, target, tick, ...")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.selfcheck.known_costs", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("--subject", default="spin", help="spin (default) or trainer")
+    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"of pairs (default {MINUTES:g})")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args(arguments)
-    subject: PairSubject
-    if asked.subject == "spin":
-        plants: tuple[str, ...] = ()
-        subject = SpinPairs({one.name: cost_of(one) for one in INJECTIONS})
-    else:
-        config = load_config(asked.config, asked.set)
-        subject, plants = PairTrainer(config, injections=INJECTIONS, plants=PLANTS), PLANTS
-    only = asked.only.split(",") if asked.only else []
-    wanted = [part for part in parts(subject.periods, plants) if not only or part.name in only]
-    if not wanted:
-        parser.error(f"--only {asked.only}: no such part")
-    run(subject, wanted, 60.0 * asked.minutes, asked.seed, lambda found: print(table(found), flush=True))
-    return 0
+    options = parser.parse_args(arguments)
+    try:
+        settings = load_config(options.config, options.settings)
+        kind = SUBJECTS[options.subject]
+        rows, faults = measure_known(
+            lambda injections: kind.make_pairs(settings, injections=injections),
+            options.minutes,
+            options.seed,
+            Reporter(),
+        )
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(report(rows))
+    print("\n".join(faults), end="\n" if faults else "")
+    return int(bool(faults) or not all(row.right for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu, ttest_ind
 
-from bench.records.types import Segment
-from bench.statistics.contrasts import Floats
+from bench.records.pairs import Layer, Pair
 
+Floats = NDArray[np.float64]
 Judge = Callable[[Floats, Floats], bool]
 
 
@@ -43,18 +44,17 @@ RIVALS: Final[Mapping[str, Judge]] = {
 }
 
 
-def base_then_head(
-    segments: Sequence[Segment], base: str = "base", head: str = "head"
-) -> tuple[Floats, Floats]:
-    """Seconds per token of base's segments in the first half of the session, and of head's in the second."""
-    ordered = sorted(segments, key=lambda s: (s.process, s.round, s.order))
-    middle = len(ordered) // 2
-    first = [s.seconds / s.tokens for s in ordered[:middle] if s.arm == base]
-    second = [s.seconds / s.tokens for s in ordered[middle:] if s.arm == head]
+def base_then_head(pairs: Sequence[Pair], switch: str) -> tuple[Floats, Floats]:
+    """Seconds per token of the segments without the switch in the first half of the session, and of those
+    with it in the second."""
+    taken = [half for pair in pairs if pair.layer is Layer.PATH for half in (pair.first, pair.second)]
+    middle = len(taken) // 2
+    first = [half.seconds / half.tokens for half in taken[:middle] if switch not in half.on]
+    second = [half.seconds / half.tokens for half in taken[middle:] if switch in half.on]
     return np.array(first), np.array(second)
 
 
-def alarms(segments: Sequence[Segment]) -> dict[str, bool]:
-    """What each of them says of a gate's segments: slower or not. Too few segments: no alarm."""
-    base, head = base_then_head(segments)
+def alarms(pairs: Sequence[Pair], switch: str) -> dict[str, bool]:
+    """What each of them says of a gate's pairs, in the order taken: slower or not. Too few: no alarm."""
+    base, head = base_then_head(pairs, switch)
     return {name: len(base) > 1 and len(head) > 1 and judge(base, head) for name, judge in RIVALS.items()}

@@ -14,9 +14,9 @@ from pathlib import Path
 from bench.files import child_environment
 from bench.progress import Reporter
 from bench.records.receipt import Receipt
-from bench.records.types import OFF, ONLY, Arm, ExactCounts, Verdict
+from bench.records.types import OFF, ExactCounts, Verdict
 from bench.report import formatting
-from bench.statistics.analysis import COUNT_KINDS
+from bench.statistics.counts import COUNT_KINDS
 from bench.syncs.counting import ProcessCounter
 from dflash.config import Config
 
@@ -56,20 +56,19 @@ def check_plants(
 
 
 def count_plants(config: Config, names: Sequence[str]) -> list[PlantFound]:
-    """Whether the exact counts of the arm with each fault differ from those of `off`; one process counts them
+    """Whether the exact counts with each fault on differ from those with all off; one process counts them
     all."""
     from bench.subjects.trainer.subject import harness_config
 
     prepared = harness_config(config).model_dump(mode="json")
-    arms = [Arm(OFF), *(Arm(ONLY + name, frozenset({name})) for name in names)]
-    pending = ProcessCounter(prepared, plants=names).start(arms)
+    pending = ProcessCounter(prepared, plants=names).start({OFF: (), **{name: (name,) for name in names}})
     try:
         counts, faults = pending.result()
     finally:
         pending.close()
     if faults:
         return [PlantFound(name, False, faults[0]) for name in names]
-    return [judge_plant(name, counts[OFF], counts[ONLY + name]) for name in names]
+    return [judge_plant(name, counts[OFF], counts[name]) for name in names]
 
 
 def judge_plant(name: str, off: ExactCounts, on: ExactCounts) -> PlantFound:
@@ -91,8 +90,8 @@ def time_plant(name: str, config_path: str, settings: Sequence[str]) -> PlantFou
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             return PlantFound(name, False, f"no receipt (exit code {done.returncode}): {last}")
         receipt = Receipt.read(path)
-    cost = receipt.collectors[0]
-    if cost.isolated is None:
+    if not receipt.collectors or receipt.collectors[0].estimate is None:
         return PlantFound(name, False, "not measured")
+    cost = receipt.collectors[0]
     slower = cost.verdict in (Verdict.OVER, Verdict.SLOWER)
-    return PlantFound(name, slower, f"{cost.verdict.value}: {formatting.interval(cost.isolated)} %")
+    return PlantFound(name, slower, f"{cost.verdict.value}: {formatting.estimate(cost.estimate)} %")

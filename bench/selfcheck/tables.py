@@ -14,8 +14,9 @@ from tabulate import tabulate
 from bench.progress import human_time
 from bench.selfcheck import other_judges
 from bench.selfcheck.rates import RateRow, Report
+from bench.selfcheck.trials import Command
 
-SCHEMA = "dflash-bench/selfcheck/3"
+SCHEMA = "dflash-bench/selfcheck/4"
 SHORT = {"pytest-benchmark mean:2%": "mean:2%", "pyperf t-test": "pyperf t", "Mann-Whitney": "M.-Whitney"}
 """Names of the other judges on a terminal."""
 
@@ -29,34 +30,57 @@ def share(hits: int, runs: int) -> str:
 
 
 def _cost(row: RateRow) -> str:
-    if row.scaled:
-        return f"{row.inject_percent:g}% scaled"
-    return f"{row.inject_percent:g}% real" if row.inject_percent else "none"
+    words = row.inject.replace("@step", "").replace("@", "% ")
+    words += "%" if words and "%" not in words else ""
+    return f"{words} scaled" if row.scaled else words or "none"
 
 
 def _signed(percent: float) -> str:
     return f"{round(percent, 2) + 0.0:+.2f}%"  # no -0.00
 
 
-GATE_HEADERS = ["subject", "head\nloses", "min", "said slower\nor over", "half-\nwidth", "off\nby", "said"]
+KIND = ["subject", "known\ncost", "min"]
 
 
-def gate_rows(report: Report, between: str) -> list[list[str]]:
-    """What the gates said, a row for each kind. half-width: median; off by: mean of estimate less truth.
+def _kind(row: RateRow) -> list[str]:
+    return [row.subject, _cost(row), f"{row.minutes:g}"]
+
+
+RATE_HEADERS = [*KIND, "said slower\nor over", "half-\nwidth", "off\nby", "said"]
+
+
+def rate_rows(rows: Sequence[RateRow], between: str) -> list[list[str]]:
+    """What the runs of each kind said. half-width: median; off by: mean of estimate less truth.
 
     `between` stands between two verdicts: a new line keeps the table within 80 columns.
     """
     return [
         [
-            row.subject,
-            _cost(row),
-            f"{row.minutes:g}",
+            *_kind(row),
             share(row.found, row.judged),
             f"{median(row.widths):.2f}%" if row.widths else "-",
             _signed(fmean(row.errors)) if row.errors else "-",
             between.join(f"{count} {verdict}" for verdict, count in sorted(row.verdicts.items())) or "-",
         ]
+        for row in rows
+    ]
+
+
+TRUTH_HEADERS = ["of", *KIND, "interval holds\nthe truth", "another switch\nis blamed"]
+
+
+def truth_rows(report: Report) -> list[list[str]]:
+    """How often the interval (90%) of all together holds the truth, and how often one that costs nothing is
+    called slower or over."""
+    return [
+        [
+            row.command.value,
+            *_kind(row),
+            share(row.held, row.judged),
+            share(row.unblamed, row.judged) if row.command is Command.OVERHEAD else "-",
+        ]
         for row in report.rows
+        if row.judged
     ]
 
 
@@ -64,32 +88,14 @@ def rival_rows(report: Report, *, bounds: bool) -> list[list[str]]:
     """How often each judge calls head slower: alarms where head is the same code, hits where it is slower."""
     table = []
     for row in report.rows:
-        if row.judged:
+        if row.judged and row.command is Command.GATE:
             hits = [row.found, *(row.rivals.get(name, 0) for name in other_judges.RIVALS)]
-            texts = [share(hit, row.judged) if bounds else f"{hit} of {row.judged}" for hit in hits]
-            table.append([row.subject, _cost(row), f"{row.minutes:g}", *texts])
-    return table
-
-
-NOISE_HEADERS = [
-    "subject",
-    "min",
-    "gates",
-    "rounds",
-    "spread of\na round",
-    "launches",
-    "their variance\nover the rounds'",
-]
-
-
-def noise_rows(report: Report) -> list[list[str]]:
-    """The noise that the gates were taken in."""
-    table = []
-    for noise in sorted(report.noise, key=lambda noise: (noise.subject, noise.minutes)):
-        spread = "-" if noise.round_percent is None else f"{noise.round_percent:.1f}%"
-        ratio = "-" if noise.launch_ratio is None else f"{noise.launch_ratio:.2f} ({noise.between_df} df)"
-        counts = [f"{noise.gates}", f"{noise.rounds:,}"]
-        table.append([noise.subject, f"{noise.minutes:g}", *counts, spread, f"{noise.launches}", ratio])
+            table.append(
+                [
+                    *_kind(row),
+                    *(share(hit, row.judged) if bounds else f"{hit} of {row.judged}" for hit in hits),
+                ]
+            )
     return table
 
 
@@ -107,18 +113,20 @@ Table = tuple[str, list[list[str]], Sequence[str]]
 
 def _tables(report: Report, *, wide: bool) -> list[Table]:
     names = [name if wide else SHORT[name] for name in other_judges.RIVALS]
+    between = ", " if wide else "\n"
+    titles = {
+        Command.GATE: "Gates of this code against itself, exact 95% bounds",
+        Command.OVERHEAD: "Runs of overhead: all together, exact 95% bounds",
+    }
+    rows = {command: [row for row in report.rows if row.command is command] for command in Command}
     found = [
-        (
-            "Gates of this code against itself, exact 95% bounds",
-            gate_rows(report, ", " if wide else "\n"),
-            GATE_HEADERS,
-        ),
+        *((titles[command], rate_rows(rows[command], between), RATE_HEADERS) for command in Command),
+        ("Is the truth inside, and who is blamed", truth_rows(report), TRUTH_HEADERS),
         (
             "Who calls head slower, the others on the same segments taken base first",
             rival_rows(report, bounds=wide),
-            ["subject", "head\nloses", "min", "ours", *names],
+            [*KIND, "ours", *names],
         ),
-        ("The noise of these gates", noise_rows(report), NOISE_HEADERS),
         ("Planted faults", plant_rows(report), PLANT_HEADERS),
     ]
     return [table for table in found if table[1]]

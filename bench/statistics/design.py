@@ -28,6 +28,9 @@ length of a segment, so it needs few pairs for the same error; a flush even fewe
 MIN_PAIRS: Final = 8
 """Pairs of each layer and question below which nothing is said. Of eight pairs the smallest p is 2^-8, which
 can name one of a dozen switches."""
+SPARE: Final = 1.25
+"""So much more than the fewest pairs is planned for: a run ends up to half a block before its time, and a
+pilot may take a pair to be shorter than it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def shares_for(
     """
     total = sum(SHARES[layer] for layer in lengths_s)
     rarest = min(share for share in (together, 1.0 - together) if share > 0)
-    least = {layer: MIN_PAIRS / rarest * length / time_s for layer, length in lengths_s.items()}
+    least = {layer: SPARE * MIN_PAIRS / rarest * length / time_s for layer, length in lengths_s.items()}
     wanted = {layer: max(SHARES[layer] / total, least[layer]) for layer in lengths_s}
     # What the short layers need beyond their share is taken from the path, down to its own least.
     path = wanted.get(Layer.PATH)

@@ -128,16 +128,39 @@ def sample(
     )
 
 
-def launches(pairs: Iterable[Pair], switch: str) -> Sample:
-    """A gate's launches: the mean of each launch's path pairs, switch against none, as one unit.
+def launches(pairs: Iterable[Pair], switch: str, seconds_per: Mapping[Layer, float]) -> Sample:
+    """A gate's launches, each as one unit: what the switch costs in it, the means of its layers added up. A
+    launch that lacks a layer of `seconds_per` is left out.
+
+    In a gate the whole commit is on in one half of a pair and off in the other, so a half with a forced tick
+    holds what its steps cost too: that is taken off by what the path's pairs lose in each step.
 
     A launch's addresses and pages belong to all of its pairs, so these tell nothing of other launches."""
-    found: dict[int, list[float]] = {}
+    found: dict[int, dict[Layer, list[Pair]]] = {}
     for pair in pairs:
-        if pair.layer is Layer.PATH:
-            found.setdefault(pair.process, []).append(pair.sign(switch) * loss(pair))
-    means = np.array([np.mean(found[process]) for process in sorted(found)])
-    return Sample(Layer.PATH, (switch,), means, np.ones((len(means), 1)))
+        if pair.layer in seconds_per:
+            found.setdefault(pair.process, {}).setdefault(pair.layer, []).append(pair)
+    whole = [found[process] for process in sorted(found) if found[process].keys() == seconds_per.keys()]
+    costs = np.array([_launch_cost(launch, switch, seconds_per) for launch in whole])
+    return Sample(Layer.PATH, (switch,), costs, np.ones((len(costs), 1)))
+
+
+def _launch_cost(
+    launch: Mapping[Layer, Sequence[Pair]], switch: str, seconds_per: Mapping[Layer, float]
+) -> float:
+    path = launch[Layer.PATH]
+    cost = float(np.mean([pair.sign(switch) * loss(pair) for pair in path]))
+    step_s = float(np.mean([_seconds(pair, switch) / pair.first.steps for pair in path]))
+    for layer, own in launch.items():
+        if layer is not Layer.PATH:
+            event_s = np.mean([_seconds(pair, switch) - pair.first.steps * step_s for pair in own])
+            cost += float(event_s) / seconds_per[layer]
+    return cost
+
+
+def _seconds(pair: Pair, switch: str) -> float:
+    """What the half with the switch on took longer."""
+    return pair.sign(switch) * (pair.first.seconds - pair.second.seconds)
 
 
 def redraw(sample: Sample, seed: int, *, exact: bool = False, rows: int = REDRAWS) -> Redrawn:
@@ -156,7 +179,9 @@ def redraw(sample: Sample, seed: int, *, exact: bool = False, rows: int = REDRAW
     found = np.einsum("ni,ni->i", signs, cleared) / size
     cost = found / size
     residual = cleared - own * cost
-    spread = np.einsum("ni,ni->i", residual, residual) / max(count - 1, 1)
+    # What the others explain of pure noise is no less of it in the cost.
+    free = count - 1 - np.einsum("ipq,qp->i", inverses, table.T @ table)
+    spread = np.einsum("ni,ni->i", residual, residual) / np.maximum(free, 1.0)
     drawn = _signs(count, seed, exact, rows)
     products = np.empty((len(drawn), 3 * columns + 1))
     for start in range(0, len(drawn), 256):
@@ -285,13 +310,28 @@ def estimates(
 
 
 def estimate_launches(
-    pairs: Iterable[Pair], switch: str, budget_percent: float, seed: int = 0
+    pairs: Iterable[Pair],
+    switch: str,
+    seconds_per: Mapping[Layer, float],
+    budget_percent: float,
+    seed: int = 0,
 ) -> Estimate | None:
     """What a gate's switch costs, by flips of launches; None below MIN_LAUNCHES of them."""
-    found = launches(pairs, switch)
+    found = launches(pairs, switch, seconds_per)
     if len(found.y) < MIN_LAUNCHES:
         return None
     return total([redraw(found, seed, exact=True)], switch, budget_percent)
+
+
+def launches_clear(
+    pairs: Iterable[Pair], switch: str, seconds_per: Mapping[Layer, float], budget_percent: float
+) -> bool:
+    """Whether so many launches are enough: a head that costs nothing would be shown within the budget in 95
+    of 100 gates of this spread. Looks at |y| alone, so looking costs no error."""
+    y = launches(pairs, switch, seconds_per).y
+    if len(y) < MIN_LAUNCHES:
+        return False
+    return Z_BOTH * float(np.sqrt(np.mean(y**2) / len(y))) <= log_ratio(budget_percent)
 
 
 def least_squares(

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from bench.records.types import STRICT, CountedPlace, ExactCounts
+from steptime.errors import UserError, nearest
 
 KINDS: Final[Mapping[str, str]] = {
     "sync": "syncs",
@@ -105,6 +106,22 @@ class Allowance:
             and fnmatchcase(rise.role, self.role)
             and any(fnmatchcase(name, self.place) for name in names)
         )
+
+
+def parse_allowance(text: str, reason: str) -> Allowance:
+    """`syncs: drafter/0 drafter_worker.py _micro_step +1`.
+
+    Raises:
+        UserError: another form, or no such kind.
+    """
+    found = re.fullmatch(r"\s*(\w+):\s*(\S+)\s+(.+?)\s*\+(\d+)\s*", text)
+    form = "'KIND: ROLE PLACE +N', e.g. 'syncs: drafter/0 drafter_worker.py _micro_step +1'"
+    if found is None:
+        raise UserError(f"--allow-count {text!r}: not {form}")
+    kind, role, place, most = found.groups()
+    if kind not in KINDS.values():
+        raise UserError(f"--allow-count {text!r}: no such kind{nearest(kind, KINDS.values())}; {form}")
+    return Allowance(kind, role, place, int(most), reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class Judgement:
 
     Attributes:
         headline: the strongest true statement, one sentence or two.
+        accepted: what was let through for a stated reason, one line each.
     """
 
     verdict: Verdict
@@ -109,6 +110,7 @@ class Judgement:
     headline: str = ""
     collectors: tuple[SwitchCost, ...] = ()
     all: SwitchCost | None = None
+    accepted: tuple[str, ...] = ()
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -175,8 +177,8 @@ def judge(
     ]
     verdict, code, reasons = _first(steps) or _timed(costs, everything, budgets)
     told = headline(verdict, reasons, everything, evidence.minutes, "all together", _settled(evidence))
-    said = tuple(dict.fromkeys([*evidence.accepted, *reasons]))
-    return Judgement(verdict, code, said, told, costs, everything)
+    said = tuple(dict.fromkeys(reasons))
+    return Judgement(verdict, code, said, told, costs, everything, evidence.accepted)
 
 
 def _settled(evidence: Evidence) -> list[str]:
@@ -390,7 +392,7 @@ def judge_gate(
         [f"{name}: {text}" for text in cost.reasons],
     )
     told = headline(verdict, reasons, cost, minutes, name, _good_news(cost))
-    return Judgement(verdict, code, tuple(dict.fromkeys([*accepted, *reasons])), told, (), cost)
+    return Judgement(verdict, code, tuple(dict.fromkeys(reasons)), told, (), cost, tuple(accepted))
 
 
 def _good_news(cost: SwitchCost) -> list[str]:

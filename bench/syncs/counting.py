@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +19,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from bench.machine.commit import ROOT
 from bench.progress import Reporter, human_time
-from bench.records.types import OFF, OFF_AGAIN, WITHOUT, Arm, ExactCounts
+from bench.records.types import ExactCounts
 
 LIMIT_S = 600.0
 LAST_LINES = 40
 """Of its stderr, shown on ours when it fails: its traceback."""
 COUNTS = TypeAdapter(dict[str, ExactCounts])
+
+Arms = Mapping[str, Collection[str]]
+"""What is counted: a name, and what is on. "off", with nothing on, is among them."""
 
 
 class Pending(Protocol):
@@ -41,15 +44,9 @@ class Pending(Protocol):
 
 
 class Counter(Protocol):
-    """Starts counting for a plan's arms."""
+    """Starts counting."""
 
-    def start(self, arms: Sequence[Arm]) -> Pending: ...
-
-
-def counted_arms(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms worth counting: integers of `without:<c>` and `off-again` say nothing that the others do
-    not."""
-    return [arm for arm in arms if arm.name != OFF_AGAIN and not arm.name.startswith(WITHOUT)] or [Arm(OFF)]
+    def start(self, arms: Arms) -> Pending: ...
 
 
 class ProcessCounter:
@@ -76,12 +73,12 @@ class ProcessCounter:
         self._config, self._plants, self._root, self._python = config, plants, root, python
         self._subject, self._all_collectors = subject, all_collectors
 
-    def start(self, arms: Sequence[Arm]) -> ProcessPending:
+    def start(self, arms: Arms) -> ProcessPending:
         request = {
             "subject": self._subject,
             "config": dict(self._config),
             "plants": list(self._plants),
-            "arms": {arm.name: sorted(arm.collectors) for arm in counted_arms(arms)},
+            "arms": {name: sorted(on) for name, on in arms.items()},
             "all_collectors": self._all_collectors,
         }
         return ProcessPending(request, self._root, self._python)

@@ -1,105 +1,125 @@
-"""Segments and measurements made up for tests."""
+"""Pairs, runs and receipts made up for tests, judged by the code that judges real ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bench.measure.plan import make_arms, rounds
-from bench.records.receipt import BaselineView, Receipt
-from bench.records.types import (
-    Arm,
-    Commit,
-    ConfigRef,
-    ExactCounts,
-    Interval,
-    Machine,
-    Measurement,
-    Segment,
-)
-from bench.statistics.analysis import analyse
-from bench.statistics.contrasts import Rounds
-from bench.statistics.verdict import judge
+from bench.measure.evidence import evidence
+from bench.measure.run import Asked, Measured
+from bench.records.costs import Estimate, LayerCosts, SwitchCost
+from bench.records.pairs import ALL, PLACEBO, Layer, Pair
+from bench.records.receipt import BaselineView, Receipt, SegmentLengths, SentinelTimes
+from bench.records.types import OFF, Commit, ConfigRef, ExactCounts, Machine, Verdict
+from bench.statistics.judging import Budgets, Judgement, judge
+from bench.statistics.observed import Observations, observe
+from bench.subjects.protocol import SubjectResult
+from tests.bench.statistics.pairs import SECONDS_PER, STEP_S, pairs_of
 
 COLLECTORS = ("profile", "pipeline")
 
 
-def segment(
-    arm: str, round_: int, seconds: float | list[float], order: int = 0, phase: int = 0, process: int = 0
-) -> Segment:
-    """One segment of 100 tokens a step; a list gives the step times."""
-    steps = tuple(seconds) if isinstance(seconds, list) else ()
-    return Segment(
-        arm=arm,
-        round=round_,
-        order=order,
-        steps=len(steps) or 1,
-        tokens=100 * (len(steps) or 1),
-        seconds=sum(steps) if steps else float(seconds),  # type: ignore[arg-type]
-        step_seconds=steps,
-        phase=phase,
-        losses_digest="same",
-        process=process,
-    )
+def counts(switches: Sequence[str] = COLLECTORS, **rises: int) -> dict[str, ExactCounts]:
+    """Clean counts of all off, of each switch and of all; `profile=2` adds two syncs where that switch is
+    on."""
+    on: dict[str, Sequence[str]] = {OFF: (), **{name: (name,) for name in switches}, ALL: switches}
+    return {
+        arm: ExactCounts(
+            arm, 8, True, sum(rises.get(name, 0) for name in names), 4000, 16, 0, ways=("dispatch",)
+        )
+        for arm, names in on.items()
+    }
 
 
-def counts(arms: tuple[Arm, ...], **rises: int) -> dict[str, ExactCounts]:
-    """Clean counts of every arm; `profile=2` adds two syncs wherever that collector is on."""
-    found = {}
-    for arm in arms:
-        syncs = sum(count for name, count in rises.items() if name in arm.collectors)
-        found[arm.name] = ExactCounts(arm.name, 8, True, syncs, 4000, 16, 0, ways=("dispatch",))
-    return found
-
-
-def measurement(
+def measured(
     costs: Mapping[str, float] | None = None,
     *,
     collectors: tuple[str, ...] = COLLECTORS,
-    rounds_: int = 12,
+    pairs: int = 150,
     noise: float = 0.002,
     seed: int = 0,
-    cycle: int = 8,
-) -> Measurement:
-    """A clean run of all arms; `costs`: log cost of a collector wherever it is on."""
-    costs = costs or {}
+    speed: float = 1.0,
+    layers: Sequence[Layer] = tuple(Layer),
+) -> Measured:
+    """A clean run; `costs`: share of the time of a collector, in each layer alike. `speed` multiplies tokens
+    per second."""
     rng = np.random.default_rng(seed)
-    arms = make_arms(collectors)
-    base = rng.uniform(0.05, 0.15, cycle)
-    segments = []
-    for number, order in zip(range(rounds_), rounds(arms, seed), strict=False):
-        for place, arm in enumerate(order):
-            cost = sum(costs.get(name, 0.0) for name in arm.collectors)
-            steps = base * np.exp(cost + rng.normal(0.0, noise, cycle))
-            segments.append(segment(arm.name, number, [float(s) for s in steps], place))
-    return Measurement(
+    halves = rng.normal(0.0, noise, 2 * pairs)
+    found = pairs_of(collectors, halves, costs or {}, seed, layers=layers)
+    return Measured(
         subject="made up",
-        cycle=cycle,
-        arms=arms,
-        collectors=collectors,
-        segments=tuple(segments),
-        accounted_percent=dict.fromkeys((*collectors, "all"), 0.01),
-        counts=counts(arms),
-        rounds=rounds_,
+        asked=Asked(collectors, 1.0, 240.0, seed),
+        pairs=tuple(_faster(replace(pair, losses_equal=True), speed) for pair in found),
+        seconds_per={layer: SECONDS_PER[layer] for layer in layers},
+        result=SubjectResult(accounted_percent=dict.fromkeys((*collectors, ALL), 0.01)),
+        minutes=4.0,
+        stopped="clear",
     )
 
 
-def interval(percent: float, low: float, high: float, *, n: int = 12, p: float | None = None) -> Interval:
-    """An interval as printed; its spread is the one that gives these bounds."""
-    from scipy import stats
-
-    from bench.records.types import log_ratio
-    from bench.statistics.intervals import NOMINAL
-
-    half = (log_ratio(high) - log_ratio(low)) / 2
-    spread = 100.0 * half / float(stats.t.isf(NOMINAL, n - 1)) * n**0.5
-    flip = (0.001 if low > 0 else 0.4) if p is None else p
-    return Interval(
-        percent, low, high, mde=half * 2, n=n, spread=spread, sign_flip_p=flip, plain_percent=percent
+def _faster(pair: Pair, speed: float) -> Pair:
+    first, second = (
+        replace(half, seconds=half.seconds / speed, step_seconds=(half.seconds / speed,))
+        for half in (pair.first, pair.second)
     )
+    return replace(pair, first=first, second=second)
+
+
+def judged(
+    made: Measured,
+    counted: Mapping[str, ExactCounts] | None = None,
+    unfit: Sequence[str] = (),
+) -> tuple[Observations, Judgement]:
+    """What a run shows and the verdict on it; `counted` None: clean counts."""
+    budgets = Budgets()
+    found = observe(made.pairs, made.asked.switches, made.seconds_per, budgets, redraws=499)
+    counted = counts(made.asked.switches) if counted is None else counted
+    return found, judge(evidence(made, found, counted), budgets, unfit)
+
+
+def receipt_of(
+    made: Measured,
+    machine: Machine,
+    config: ConfigRef,
+    commit: Commit,
+    *,
+    counted: Mapping[str, ExactCounts] | None = None,
+    unfit: Sequence[str] = (),
+    **changes: Any,
+) -> Receipt:
+    """The receipt of a made-up run."""
+    found, judgement = judged(made, counted, unfit)
+    receipt = Receipt(
+        command="overhead",
+        commit=commit,
+        machine=machine,
+        config=config,
+        pairs=made.pairs,
+        losses_equal=made.losses_equal,
+        collectors=judgement.collectors,
+        all=judgement.all,
+        throughput=made.throughput,
+        baseline=BaselineView("missing"),
+        pipeline_efficiency=None,
+        verdict=judgement.verdict,
+        exit_code=judgement.exit_code,
+        created="2026-11-29T00:00:00Z",
+        headline=judgement.headline,
+        reasons=judgement.reasons,
+        accepted=judgement.accepted,
+        placebo=found.placebo and SwitchCost(PLACEBO, found.placebo, 0.5, Verdict.UNRESOLVED),
+        cross_check_percent=found.squares,
+        seconds_per=made.seconds_per,
+        lengths=SegmentLengths({Layer.PATH: 1, Layer.TICK: 2, Layer.FLUSH: 3}),
+        minutes=made.minutes,
+        sentinel=SentinelTimes({"cpu": 0.5}, {"cpu": 0.5}),
+        counts=dict(counts(made.asked.switches) if counted is None else counted),
+        subject=made.subject,
+    )
+    return replace(receipt, **changes)
 
 
 def made_receipt(
@@ -111,49 +131,32 @@ def made_receipt(
     speed: float = 1.0,
     noise: float = 0.001,
     collectors: tuple[str, ...] = COLLECTORS,
+    faults: tuple[str, ...] = (),
     **changes: Any,
 ) -> Receipt:
-    """The receipt of a made-up run, judged as a real one is. `speed` multiplies tokens per second."""
-    made = measurement(costs, collectors=collectors, noise=noise)
-    faster = [
-        replace(s, seconds=s.seconds / speed, step_seconds=tuple(t / speed for t in s.step_seconds))
-        for s in made.segments
-    ]
-    made = replace(made, segments=tuple(faster), **changes)
-    analysis = analyse(made)
-    found = judge(analysis)
-    return Receipt(
-        command="overhead",
-        commit=commit,
-        machine=machine,
-        config=config,
-        arms={arm.name: tuple(s for s in made.segments if s.arm == arm.name) for arm in made.arms},
-        losses_equal=analysis.losses_equal,
-        collectors=found.collectors,
-        all=found.all,
-        throughput=analysis.throughput,
-        baseline=BaselineView("missing"),
-        pipeline_efficiency=None,
-        verdict=found.verdict,
-        exit_code=found.exit_code,
-        reasons=found.reasons,
-        aa=analysis.aa,
-        created="2026-11-29T00:00:00Z",
-        subject=made.subject,
-        cycle=made.cycle,
-    )
+    """The receipt of a made-up run of the path alone at `speed` times 1,000 tokens per second, with `changes`
+    to the receipt."""
+    scale = speed * STEP_S
+    made = measured(costs, collectors=collectors, noise=noise, speed=scale, layers=(Layer.PATH,), pairs=60)
+    made = replace(made, faults=faults)
+    return receipt_of(made, machine, config, commit, **changes)
 
 
-def made_rounds(
-    plain: np.ndarray, step: np.ndarray | None = None, tail: np.ndarray | None = None, processes: int = 1
-) -> Rounds:
-    """Rounds with these contrasts, cut evenly into processes."""
-    n = len(plain)
-    none = np.empty(0)
-    process = np.arange(n) * processes // n
-    return Rounds(
-        process,
-        plain,
-        none if step is None else step,
-        (np.zeros(n) if tail is None else tail) if step is not None else none,
+def estimate(percent: float, low: float, high: float, *, n: int = 400) -> Estimate:
+    """An estimate as printed; its p-values are those of normal noise with these bounds."""
+    from scipy.stats import norm
+
+    error = (high - low) / 3.29
+    return Estimate(
+        percent,
+        low,
+        high,
+        standard_error=error,
+        mde=3.29 * error,
+        p_slower=float(norm.sf(percent / error)),
+        p_faster=float(norm.cdf(percent / error)),
+        p_over=float(norm.sf((percent - 1.0) / error)),
+        p_under=float(norm.cdf((percent + 1.0) / error)),
+        n=n,
+        layers=LayerCosts(path_percent=percent),
     )

@@ -5,25 +5,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.measure.run import Measured
+from bench.records.pairs import Layer, Pair, Question, Segment
 from bench.records.receipt import BaselineView, Receipt
 from bench.records.types import (
-    ALL,
-    OFF,
     Commit,
     ConfigRef,
     CountedPlace,
     ExactCounts,
-    ExitCode,
     GpuState,
     Machine,
     MachineState,
-    Measurement,
     Throughput,
-    Verdict,
 )
-from bench.statistics.analysis import analyse
-from bench.statistics.verdict import Judgement, judge, judge_pair
-from tests.bench.make import interval, measurement, segment
+from bench.statistics.judging import judge_gate
+from tests.bench.make import counts, estimate, measured, receipt_of
 
 MACHINE = Machine(
     "1x-h200-0a1b2c3d",
@@ -44,145 +40,92 @@ def state(temperature: int, reasons: tuple[str, ...] = ()) -> MachineState:
     return MachineState(monotonic_s=100.0, load_1m=1.25, cpus=16, cpu_mhz=2400.0, gpus=(gpu,))
 
 
-def receipt(made: Measurement, judgement: Judgement, **changes: object) -> Receipt:
-    analysis = analyse(made)
-    arms = {arm.name: tuple(s for s in made.segments if s.arm == arm.name) for arm in made.arms}
-    found = Receipt(
-        command="overhead",
-        commit=COMMIT,
-        machine=MACHINE,
-        config=CONFIG,
-        arms=arms,
-        losses_equal=analysis.losses_equal,
-        collectors=judgement.collectors,
-        all=judgement.all,
-        throughput=analysis.throughput,
-        baseline=STATED,
-        pipeline_efficiency=None,
-        verdict=judgement.verdict,
-        exit_code=judgement.exit_code,
-        created="2026-11-29T12:00:00Z",
-        reasons=judgement.reasons,
-        aa=analysis.aa,
-        counts=dict(made.counts),
-        losses={arm.name: (2.5, 2.25, 2.75, 2.625) for arm in made.arms},
-        before=state(48),
-        after=state(61),
-        subject="trainer",
-        cycle=made.cycle,
-        options={"seed": 0, "minutes": 4.0, "quick": False, "stopped": "clear", "washout_steps": 1},
-    )
-    return replace(found, **changes)  # type: ignore[arg-type]
+def receipt(made: Measured, **changes: object) -> Receipt:
+    settled: dict[str, object] = {
+        "baseline": STATED,
+        "before": state(48),
+        "after": state(61),
+        "subject": "trainer",
+        "created": "2026-11-29T12:00:00Z",
+        "options": {"seed": 0, "minutes": 8.0, "quick": False, "stopped": made.stopped},
+    }
+    return receipt_of(made, MACHINE, CONFIG, COMMIT, **(settled | changes))
 
 
 def within() -> Receipt:
-    made = measurement()
-    return receipt(made, judge(analyse(made)))
+    return receipt(measured())
 
 
 def unresolved() -> Receipt:
     """Too noisy to say."""
-    made = measurement(noise=0.04, seed=3)
-    return receipt(made, judge(analyse(made)))
+    return receipt(replace(measured(noise=0.08, seed=3), stopped="time"))
 
 
 def slower() -> Receipt:
-    """One collector that costs a little, and it is not clear how much."""
-    made = measurement({"profile": 0.006}, noise=0.012, seed=1)
-    return receipt(made, judge(analyse(made)))
+    """One collector that costs something, and it is not clear how much."""
+    return receipt(replace(measured({"profile": 0.004}, noise=0.013, seed=1), stopped="time"))
 
 
 def over() -> Receipt:
     """One collector that costs 2% and reads the loss on the host."""
-    made = measurement({"profile": 0.02})
-    counts = dict(made.counts)
-    for name in ("only:profile", "all", "without:pipeline"):
-        old = counts[name]
-        place = CountedPlace(
-            "sync", "drafter/0", "dflash/observe/collectors/profile.py:41 sample (item())", 8, 8
-        )
-        counts[name] = replace(old, syncs=8, places=(place,))
-    made = replace(made, counts=counts)
-    return receipt(
-        made,
-        judge(analyse(made)),
-        baseline=BaselineView("missing", note="record one: python -m bench baseline record"),
-    )
+    found = counts(profile=8)
+    where = "dflash/observe/collectors/profile.py:41 sample (item())"
+    place = CountedPlace("sync", "drafter/0", where, 8, 8)
+    for name in ("profile", "all"):
+        found[name] = replace(found[name], places=(place,))
+    missing = BaselineView("missing", note="record one: python -m bench baseline record")
+    return receipt(measured({"profile": 0.0067}), counted=found, baseline=missing)
 
 
 def invalid() -> Receipt:
     """A throttled GPU, and a collector that changes training."""
-    made = measurement()
+    made = measured()
     spoiled = tuple(
-        replace(s, losses_digest="other") if s.arm == "only:pipeline" else s for s in made.segments
+        replace(pair, losses_equal=False) if "pipeline" in pair.first.on else pair for pair in made.pairs
     )
-    made = replace(made, segments=spoiled)
-    judgement = judge(analyse(made), unfit=["GPU 0 was throttled after measuring: hardware thermal slowdown"])
-    losses = {arm.name: (2.5, 2.25, 2.75, 2.625) for arm in made.arms} | {
-        "only:pipeline": (2.5, 2.25, 2.75, 2.6250001)
-    }
-    return receipt(made, judgement, losses=losses, after=state(91, ("hardware thermal slowdown",)))
+    difference = "step 40 (group 1 of the cycle, on: pipeline): loss 2.2500001, was 2.25 at step 12"
+    return receipt(
+        replace(made, pairs=spoiled, difference=difference),
+        unfit=["GPU 0 was throttled after measuring: hardware thermal slowdown"],
+        after=state(91, ("hardware thermal slowdown",)),
+    )
 
 
 def incomplete() -> Receipt:
-    """The run crashed in its second round; nothing was counted."""
-    made = replace(
-        measurement(rounds_=1),
-        counts={},
-        faults=("trainer crashed after 9 segments: RuntimeError: out of memory",),
-    )
-    return receipt(
-        made,
-        judge(analyse(made)),
-        throughput=None,
-        aa=None,
-        losses={},
-        before=None,
-        after=None,
-        commit=Commit("", dirty=True),
-    )
+    """The run crashed after a few pairs; nothing was counted."""
+    crashed = "trainer crashed after 4 pairs with pipeline on: RuntimeError: out of memory"
+    made = replace(measured(pairs=4), faults=(crashed,), stopped="crash", minutes=0.1)
+    found = receipt(made, counted={}, throughput=None, before=None, after=None)
+    return replace(found, commit=Commit("", dirty=True))
 
 
 def gate() -> Receipt:
     """Head is 2% slower than base and launches one more operation in each step."""
-    segments = {
-        name: tuple(
-            segment(name, round_, [0.1 * slow, 0.12 * slow], order, process=launch)
-            for launch in range(3)
-            for round_ in range(4)
-            for order in orders
+    pairs = []
+    for number in range(56):
+        halves = [Segment((), 1, 1000, 0.1), Segment(("head",), 1, 1000, 0.102)]
+        first, second = halves if number % 3 else halves[::-1]
+        pairs.append(
+            Pair(number, Layer.PATH, Question.EACH, first, second, process=number // 8, losses_equal=True)
         )
-        for name, slow, orders in (("base", 1.0, (0, 3)), ("head", 1.02, (1, 2)))
-    }
     place = CountedPlace(
         "operation", "drafter/0", "dflash/pipeline/drafter_worker.py:97 step (operation)", 4, 4
     )
-    counts = {
+    found = {
         "base": ExactCounts("base", 4, True, 0, 4000, 8, 0, ways=("modes",)),
         "head": ExactCounts("head", 4, True, 0, 4004, 8, 0, places=(place,), ways=("modes",)),
     }
-    added = {"syncs": 0, "operations": 4, "copies": 0, "allocations": 0}
-    judgement = judge_pair(interval(1.96, 1.52, 2.39, n=3), 1.0, added=added, name="head")
-    sides = {
-        "base": {
-            "tokens_per_second": 14210.5,
-            "step_p50_ms": 110.2,
-            "step_p99_ms": 131.0,
-            "peak_memory_bytes": 61_000_000_000,
-        },
-        "head": {
-            "tokens_per_second": 13931.0,
-            "step_p50_ms": 112.3,
-            "step_p99_ms": 140.5,
-            "peak_memory_bytes": 61_000_000_000,
-        },
-    }
+    added: dict[str, int | None] = {"syncs": 0, "operations": 4, "copies": 0, "allocations": 0}
+    judgement = judge_gate(estimate(1.96, 1.52, 2.39, n=7), 1.0, minutes=8.0, launches=7, added=added)
+    side = {"step_p50_ms": 110.2, "step_p99_ms": 131.0, "peak_memory_bytes": 61_000_000_000}
+    slow = side | {"tokens_per_second": 13931.0, "step_p50_ms": 112.3, "step_p99_ms": 140.5}
+    sides = {"base": side | {"tokens_per_second": 14210.5}, "head": slow}
     return Receipt(
         command="gate",
         commit=replace(COMMIT, dirty=True, diff_hash="feedbeef00112233"),
         machine=MACHINE,
         config=CONFIG,
-        arms=segments,
+        pairs=tuple(pairs),
         losses_equal=True,
         collectors=(),
         all=judgement.all,
@@ -192,16 +135,23 @@ def gate() -> Receipt:
         verdict=judgement.verdict,
         exit_code=judgement.exit_code,
         created="2026-11-29T12:00:00Z",
+        headline=judgement.headline,
         collector_budget_percent=1.0,
         reasons=judgement.reasons,
-        counts=counts,
-        losses={"base": (2.5, 2.25), "head": (2.5, 2.25)},
+        accepted=("losses are close, not equal (0.1% allowed): loss of step 3 differs by 0.002%",),
+        seconds_per={Layer.PATH: 1.0},
+        minutes=8.0,
+        counts=found,
         before=state(48),
         after=state(61),
         subject="trainer",
-        cycle=2,
-        options={"base": "HEAD^1", "seed": 0, "minutes": 10.0, "launches": 3, "stopped": "time"},
-        extra={"base": {"commit": "fedcba9876543210fedcba9876543210fedcba98"}, "sides": sides, "notes": []},
+        options={"base": "HEAD^1", "seed": 0, "minutes": 10.0, "launches": 7, "stopped": "time"},
+        extra={
+            "base": {"commit": "fedcba9876543210fedcba9876543210fedcba98"},
+            "sides": sides,
+            "notes": [],
+            "compared_steps": 12,
+        },
     )
 
 
@@ -211,27 +161,24 @@ def no_base() -> Receipt:
         "base 0011223344 predates the harness (it has no bench/gate_worker.py): there is nothing to compare "
         "with"
     )
-    judgement = judge_pair(None, 1.0, incomplete=[reason], name="head")
-    empty = {
-        "arms": {"base": (), "head": ()},
-        "counts": {},
-        "losses": {},
-        "losses_equal": None,
-        "throughput": None,
-    }
+    judgement = judge_gate(None, 1.0, minutes=0.0, launches=0, incomplete=[reason])
     return replace(
         gate(),
+        pairs=(),
+        counts={},
+        losses_equal=None,
+        throughput=None,
         all=judgement.all,
         verdict=judgement.verdict,
         exit_code=judgement.exit_code,
+        headline=judgement.headline,
         reasons=judgement.reasons,
+        accepted=(),
+        minutes=0.0,
         extra={"base": {"commit": ""}, "sides": {}, "notes": []},
-        **empty,  # type: ignore[arg-type]
     )
 
 
 SCENES = {
     scene.__name__: scene for scene in (within, unresolved, slower, over, invalid, incomplete, gate, no_base)
 }
-
-__all__ = ["ALL", "OFF", "SCENES", "ExitCode", "Verdict"]

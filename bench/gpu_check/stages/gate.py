@@ -42,7 +42,7 @@ def read(ended: Ended, receipt: Mapping[str, Any] | None) -> Found:
     """What a receipt says. Pure. A gate this short may leave the speed open; a slower head is a problem."""
     if receipt is None:
         why = f"exit code {ended.code}" if ended.code is not None else f"not finished in {LIMIT_S:g} s"
-        return Found(0, "segments", (f"no receipt: {why}: {ended.last_line}",))
+        return Found(0, "pairs", (f"no receipt: {why}: {ended.last_line}",))
     verdict = receipt["verdict"]
     problems = []
     if ended.code not in (0, UNRESOLVED) or (ended.code == UNRESOLVED and verdict != "unresolved"):
@@ -54,5 +54,4 @@ def read(ended: Ended, receipt: Mapping[str, Any] | None) -> Found:
     ]
     if not receipt["counts"]:
         problems.append("neither side was counted")
-    segments = sum(map(len, receipt["arms"].values()))
-    return Found(segments, "segments", tuple(problems), (f"{verdict}, exit code {ended.code}",))
+    return Found(len(receipt["pairs"]), "pairs", tuple(problems), (f"{verdict}, exit code {ended.code}",))

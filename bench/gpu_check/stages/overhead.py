@@ -39,40 +39,45 @@ class OverheadStage:
         return read(ended, tree)
 
 
-ADDED = ("syncs_added", "operations_added", "copies_added")
+ADDED = ("syncs", "operations", "copies")
 
 
 def read(ended: Ended, receipt: Mapping[str, Any] | None) -> Found:
     """What a receipt says. Pure."""
     if receipt is None:
         why = f"exit code {ended.code}" if ended.code is not None else f"not finished in {LIMIT_S:g} s"
-        return Found(0, "segments", (f"no receipt: {why}: {ended.last_line}",))
+        return Found(0, "pairs", (f"no receipt: {why}: {ended.last_line}",))
     problems = []
     if ended.code not in (0, UNRESOLVED):
         problems.append(f"{receipt['verdict']} (exit code {ended.code}): {'; '.join(receipt['reasons'])}")
     counts = receipt["counts"]
     if not counts:
-        problems.append("no arm was counted")
+        problems.append("nothing was counted")
     for name, one in counts.items():
         if not one["armed"]:
-            problems.append(f"arm {name}: not armed: {'; '.join(one['unavailable'])}")
+            problems.append(f"{name}: not armed: {'; '.join(one['unavailable'])}")
         elif not one["operations"]:
-            problems.append(f"arm {name}: no operation was counted")
+            problems.append(f"{name}: no operation was counted")
     costs = [*receipt["collectors"], *([receipt["all"]] if receipt["all"] else [])]
     for cost in costs:
         for what in ADDED:
-            if cost[what] is None:
-                problems.append(f"{cost['name']}: {what.removesuffix('_added')} were not counted")
-            elif cost[what]:
-                problems.append(f"{cost['name']} adds {cost[what]} {what.removesuffix('_added')}")
+            more = (cost["added"] or {}).get(what)
+            if more is None:
+                problems.append(f"{cost['name']}: {what} were not counted")
+            elif more:
+                problems.append(f"{cost['name']} adds {more} {what}")
     if receipt["losses_equal"] is not True:
-        problems.append("losses differ between the arms, or were not compared")
-    segments = sum(map(len, receipt["arms"].values()))
-    rows = rows_of(*((cost["name"], _percent(cost), *(cost[what] for what in ADDED)) for cost in costs))
-    headers = ("collector", "slowdown, %", *(what.removesuffix("_added") + " added" for what in ADDED))
+        problems.append("losses differ, or were not compared")
+    rows = rows_of(
+        *(
+            (cost["name"], _percent(cost), *((cost["added"] or {}).get(what) for what in ADDED))
+            for cost in costs
+        )
+    )
+    headers = ("collector", "slowdown, %", *(f"{what} added" for what in ADDED))
     return Found(
-        segments,
-        "segments",
+        len(receipt["pairs"]),
+        "pairs",
         tuple(problems),
         (f"{receipt['verdict']}, exit code {ended.code}",),
         (Table("Collectors", headers, rows),),
@@ -80,5 +85,5 @@ def read(ended: Ended, receipt: Mapping[str, Any] | None) -> Found:
 
 
 def _percent(cost: Mapping[str, Any]) -> str:
-    found = cost.get("isolated")
+    found = cost.get("estimate")
     return "-" if found is None else f"{found['percent']:.2f} ({found['low']:.2f} to {found['high']:.2f})"

@@ -265,6 +265,27 @@ def test_a_file_in_another_machines_folder_is_refused(tmp_path: Path) -> None:
         store.read_all(tmp_path)
 
 
+@pytest.mark.fault
+def test_a_machine_that_is_slower_than_it_was_is_seen_by_its_sentinel() -> None:
+    """A receipt of a machine 1.7 times slower, its sentinel too, says nothing of the code."""
+    stored = replace(
+        measured(), sessions=tuple(replace(one, sentinel_s={"cpu": 1.0}) for one in measured().sessions)
+    )
+    same, slower = (Session(1000.0, "", sentinel_s={"cpu": s}) for s in (1.02, 1.7))
+    assert store.machine_moved(stored, [same]) == ""
+    assert "cpu by +70.0%" in store.machine_moved(stored, [slower])
+    assert store.machine_moved(measured(), [slower]) == "", "an older file has no sentinel to compare with"
+
+
+@pytest.mark.fault
+def test_a_figure_far_below_what_the_machine_does_is_stale() -> None:
+    """Against it a run could lose two thirds of its speed and pass."""
+    found = store.compare(measured(), [now(3000.0)])
+    assert found.verdict is Verdict.NO_BASELINE
+    assert found.message.startswith("stale: ")
+    assert store.compare(measured(), [now(1100.0)]).verdict is Verdict.WITHIN
+
+
 # Recording.
 
 
@@ -272,8 +293,20 @@ def test_a_receipt_becomes_a_session() -> None:
     clean = replace(receipt(), commit=Commit("abc"), machine=HERE, config=CONFIG, subject="trainer")
     assert recording.unusable(clean, HERE, CONFIG, Commit("abc")) == []
     session = recording.session_of(clean)
-    assert session.tokens_per_second == 1000.0
-    assert set(session.arms) == set(clean.arms)
+    assert clean.throughput is not None
+    assert session.tokens_per_second == round(clean.throughput.tokens_per_second, 3)
+    assert session.arms["off"] == pytest.approx(session.tokens_per_second, rel=1e-6)
+    assert set(session.arms) == {"off", "all", "profile", "pipeline"}
+    assert session.sentinel_s == {"cpu": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"throughput": None}, "holds no throughput"), ({"pairs": ()}, "no segment with everything off")],
+)
+def test_a_receipt_that_holds_nothing_is_no_session(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        recording.session_of(replace(receipt(), **changes))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +320,6 @@ def test_a_receipt_becomes_a_session() -> None:
             {"verdict": Verdict.INVALID, "exit_code": ExitCode.INVALID, "reasons": ("A/A failed",)},
             "verdict is invalid: A/A failed",
         ),
-        ({"throughput": None}, "holds no throughput"),
         ({"options": {"inject_percent": 2.0}}, "measured with inject 2.0"),
         ({"options": {"plant": "item"}}, "measured with plant item"),
         ({"subject": "spin"}, "not of `overhead` on the trainer"),

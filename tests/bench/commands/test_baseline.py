@@ -13,7 +13,7 @@ from bench import cli
 from bench.baselines.store import read
 from bench.commands import baseline
 from bench.machine.identity import describe, identify
-from bench.records.receipt import Receipt
+from bench.records.receipt import Receipt, SentinelTimes
 from bench.records.types import Commit, ConfigRef, ExitCode
 from dflash.config import load_config
 from steptime.errors import UserError
@@ -38,7 +38,7 @@ def session(folder: Path, number: int, speed: float = 1.0, **changes: object) ->
     """A finished session's receipt as a file."""
     config = load_config("tiny.toml")
     receipt = made_receipt(identify(), ConfigRef(config.name, config.digest()), COMMIT, speed=speed)
-    kept: dict[str, Any] = {"subject": "trainer", "extra": {"sentinel": {"before_s": 1.0, "after_s": 1.01}}}
+    kept: dict[str, Any] = {"subject": "trainer", "sentinel": SentinelTimes({"cpu": 1.0}, {"cpu": 1.01})}
     receipt = replace(receipt, **(kept | changes))
     path = folder / f"session-{number}.json"
     path.write_text(receipt.to_json())
@@ -99,9 +99,11 @@ def test_a_baseline_of_another_machine_is_4_before_anything_is_measured(
     ("changes", "said"),
     [
         ({"commit": Commit("2" * 40)}, "it is stale"),
-        ({"extra": {"sentinel": {"before_s": 1.0, "after_s": 1.2}}}, "sentinel workload moved by +20.0%"),
+        (
+            {"sentinel": SentinelTimes({"cpu": 1.0}, {"cpu": 1.2})},
+            "sentinel workload moved while measuring (cpu by +20.0%)",
+        ),
         ({"options": {"plant": "item"}}, "measured with plant item"),
-        ({"throughput": None}, "holds no throughput"),
     ],
 )
 def test_a_session_that_says_nothing_is_4_and_never_recorded(
@@ -211,3 +213,46 @@ def test_a_session_counts_once(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert bench("record", one, session(here, 1, 1.001), one) == ExitCode.USAGE
     assert "session-0.json is the same session as" in capsys.readouterr().err
     assert not (here / "baselines").exists()
+
+
+@fault
+@pytest.mark.parametrize("changes", [{"pairs": ()}, {"throughput": None}])
+def test_a_session_without_segments_is_5_and_never_recorded(
+    here: Path, changes: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(here)
+    assert bench("compare", session(here, 7, **changes)) == ExitCode.INCOMPLETE
+    assert "session-7.json: it holds no" in capsys.readouterr().out
+    sessions = [session(here, number, 1 + 0.001 * number, **changes) for number in range(3)]
+    assert bench("record", *sessions) == ExitCode.USAGE
+
+
+@fault
+def test_a_slower_machine_is_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(here)
+    slow = session(here, 7, 1 / 1.7, sentinel=SentinelTimes({"cpu": 1.7}, {"cpu": 1.7}))
+    assert bench("compare", slow) == ExitCode.INVALID
+    assert "sentinel workload is not what it was" in capsys.readouterr().out
+
+
+@fault
+def test_a_figure_that_differs_is_replaced_only_when_somebody_says_yes(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(here)
+    path = here / "baselines" / identify().key / "tiny.json"
+    kept = path.read_text()
+    faster = [session(here, number, 1.23 + 0.001 * number) for number in range(3)]
+    assert bench("record", *faster) == ExitCode.USAGE
+    assert "the new figure is +22.98" in capsys.readouterr().err
+    assert path.read_text() == kept
+    words = [word for receipt in faster for word in ("--receipt", receipt)]
+    assert cli.main(["baseline", "record", "--yes", "--config", "tiny.toml", *words]) == ExitCode.WITHIN
+    assert path.read_text() != kept
+
+
+@fault
+def test_a_stale_figure_is_5(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(here)
+    assert bench("compare", session(here, 7, speed=3.0)) == ExitCode.INCOMPLETE
+    assert "stale: " in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,11 +15,14 @@ import pytest
 from bench import cli, files
 from bench.baselines import store
 from bench.machine.commit import ROOT
+from bench.records.pairs import Layer, Question
 from bench.records.receipt import Receipt
 from bench.records.types import ExactCounts, ExitCode
 from bench.report.files import write_all
+from bench.statistics.intended import Allowance, Numerics
 from bench.subjects.protocol import INJECTED
-from bench.subjects.spin import Noise, SpinSubject
+from bench.subjects.spin import Noise
+from bench.subjects.spin_pairs import Cost, SpinPairs, cost_of
 from tests.bench.scenes import within
 
 fault = pytest.mark.fault
@@ -42,10 +46,8 @@ class Counted:
         if self.failure:
             return {}, (self.failure,)
         return {
-            arm.name: ExactCounts(
-                arm.name, 4, self.armed, 4 * (self.rises in arm.collectors), 4000, 8, None, ways=("modes",)
-            )
-            for arm in self.arms
+            arm: ExactCounts(arm, 4, self.armed, 4 * (self.rises in on), 4000, 8, None, ways=("modes",))
+            for arm, on in self.arms.items()
         }, ()
 
     def close(self) -> None:
@@ -58,10 +60,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
     monkeypatch.setattr("bench.machine.state.unfit", lambda before, after: [])
 
     def overhead(*arguments: str, counter: Counted | None = None, **changes: object) -> tuple[int, Receipt]:
-        def make_subject(name, config, *, inject_percent=0.0, plant="", time_stages=False):  # type: ignore[no-untyped-def]
-            costs = {"a": 0.0, "b": 0.0} | ({INJECTED: inject_percent / 100} if inject_percent else {})
+        def make_subject(name, config, *, injection=None, plant="", time_stages=False):  # type: ignore[no-untyped-def]
+            costs = {"a": Cost(), "b": Cost()} | (
+                {injection.name: cost_of(injection)} if injection is not None else {}
+            )
             settings = {"noise": Noise(step=0.003, slow=0.003)} | changes
-            return SpinSubject(costs, **settings), counter or Counted()  # type: ignore[arg-type]
+            return SpinPairs(costs, **settings), counter or Counted()  # type: ignore[arg-type]
 
         monkeypatch.setattr("bench.commands.overhead.make_subject", make_subject)
         out = tmp_path / "out"
@@ -94,7 +98,8 @@ def test_a_clean_run_is_0_and_leaves_three_whole_files(
         "report.html",
         "report.md",
     ]
-    assert set(receipt.arms) == {"off", "only:a", "only:b", "all", "without:a", "without:b", "off-again"}
+    assert {layer for pair in receipt.pairs for layer in [pair.layer]} == set(Layer)
+    assert set(receipt.counts) == {"off", "a", "b", "all"}
     assert "WITHIN" in capsys.readouterr().out.splitlines()[-1]
     tree = json.loads((tmp_path / "out/receipt.json").read_text())
     wanted = {
@@ -103,7 +108,7 @@ def test_a_clean_run_is_0_and_leaves_three_whole_files(
         "commit",
         "machine",
         "config",
-        "arms",
+        "pairs",
         "losses_equal",
         "collectors",
         "all",
@@ -111,15 +116,14 @@ def test_a_clean_run_is_0_and_leaves_three_whole_files(
     }
     wanted |= {"baseline", "pipeline_efficiency", "verdict", "exit_code"}
     assert wanted <= set(tree)
-    assert tree["schema"] == "dflash-bench/receipt/1"
-    segment = tree["arms"]["only:a"][0]
-    assert {"seconds", "tokens", "order", "round"} <= set(segment)
+    assert tree["schema"] == "dflash-bench/receipt/2"
+    assert {"seconds", "tokens", "on", "group"} <= set(tree["pairs"][0]["first"])
 
 
 @pytest.mark.slow
 @fault
 def test_an_injected_slowdown_is_1_and_blames_itself(run) -> None:  # type: ignore[no-untyped-def]
-    code, receipt = run("--inject", "2%")
+    code, receipt = run("--inject", "2")
     assert code == ExitCode.OVER
     assert {cost.name: cost.verdict.value for cost in receipt.collectors} == {
         "a": "within",
@@ -130,17 +134,29 @@ def test_an_injected_slowdown_is_1_and_blames_itself(run) -> None:  # type: igno
 
 @pytest.mark.slow
 @fault
-def test_together_is_one_question_with_fewer_arms(
-    run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("place", ["tick", "flush"])
+def test_a_cost_at_a_tick_or_a_flush_is_found_there(run, place: str) -> None:  # type: ignore[no-untyped-def]
+    code, receipt = run("--inject", f"2@{place}")
+    assert code == ExitCode.OVER
+    found = {cost.name: cost.estimate for cost in receipt.collectors}[f"{INJECTED}@{place}"]
+    assert found is not None
+    assert found.percent == pytest.approx(1.98, abs=0.1)
+    assert found.layers.path_percent == pytest.approx(0.0, abs=0.3)
+    assert getattr(found.layers, f"{place}_ms") == pytest.approx({"tick": 20, "flush": 200}[place], rel=0.1)
+
+
+@pytest.mark.slow
+@fault
+def test_together_is_one_question(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run("--together")
     assert code == ExitCode.WITHIN
-    assert set(receipt.arms) == {"off", "all", "off-again"}
+    assert {pair.question for pair in receipt.pairs} == {Question.TOGETHER}
+    assert set(receipt.counts) == {"off", "all"}
     assert receipt.collectors == ()
     text = (tmp_path / "out/report.md").read_text() + capsys.readouterr().out
-    assert "all together cost less than 1%" in text
-    assert "each" not in text
-    assert run("--together", "--inject", "3%")[0] == ExitCode.OVER
+    assert "all together cost at most" in text
+    assert "for each" not in text
+    assert run("--together", "--inject", "3")[0] == ExitCode.OVER
     assert run("--together", counter=Counted(rises="b"))[0] == ExitCode.OVER
     assert run("--together", corrupt="b")[0] == ExitCode.INVALID
 
@@ -148,7 +164,7 @@ def test_together_is_one_question_with_fewer_arms(
 @pytest.mark.slow
 @fault
 def test_a_budget_decides(run) -> None:  # type: ignore[no-untyped-def]
-    assert run("--inject", "2%", "--budget", "8%")[0] == ExitCode.WITHIN
+    assert run("--inject", "2", "--budget", "8%")[0] == ExitCode.WITHIN
 
 
 @pytest.mark.slow
@@ -156,7 +172,7 @@ def test_a_budget_decides(run) -> None:  # type: ignore[no-untyped-def]
 def test_an_exact_count_that_rose_is_1(run) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run(counter=Counted(rises="b"))
     assert code == ExitCode.OVER
-    assert {cost.name: cost.syncs_added for cost in receipt.collectors} == {"a": 0, "b": 4}
+    assert {cost.name: (cost.added or {})["syncs"] for cost in receipt.collectors} == {"a": 0, "b": 4}
     assert "b: syncs rose by 4" in receipt.reasons
 
 
@@ -168,11 +184,14 @@ def test_noise_that_hides_the_answer_is_3(run) -> None:  # type: ignore[no-untyp
 
 @pytest.mark.slow
 @fault
-def test_losses_that_differ_are_4_with_arm_and_step(run) -> None:  # type: ignore[no-untyped-def]
+def test_losses_that_differ_are_4_and_the_step_is_named(run) -> None:  # type: ignore[no-untyped-def]
     code, receipt = run(corrupt="b")
     assert code == ExitCode.INVALID
     assert receipt.losses_equal is False
-    assert any("first difference: step" in reason for reason in receipt.reasons)
+    assert any(
+        re.search(r"losses differ: step \d+ \(group \d+ of the cycle, on: ", reason)
+        for reason in receipt.reasons
+    )
 
 
 @pytest.mark.slow
@@ -193,10 +212,10 @@ def test_an_unfit_machine_is_4(run, monkeypatch: pytest.MonkeyPatch) -> None:  #
 
 
 @fault
-def test_a_crashed_arm_is_5_and_still_leaves_a_receipt(run) -> None:  # type: ignore[no-untyped-def]
-    code, receipt = run(crash_in="only:b")
+def test_a_crash_is_5_names_what_was_on_and_still_leaves_a_receipt(run) -> None:  # type: ignore[no-untyped-def]
+    code, receipt = run(crash_with="b")
     assert code == ExitCode.INCOMPLETE
-    assert "planted crash in arm only:b" in receipt.reasons[0]
+    assert re.match(r"spin-simulated crashed .* with .*b.* on: RuntimeError: planted", receipt.reasons[0])
 
 
 @pytest.mark.slow
@@ -248,9 +267,15 @@ def test_a_counting_process_that_failed_is_5(run) -> None:  # type: ignore[no-un
         (["gate", "--base", "HEAD", "--minuts", "3"], "no such option --minuts; did you mean '--minutes'"),
         (["baseline", "compare", "--receit", "x"], "no such option --receit; did you mean '--receipt'"),
         (["gate", "--base"], "option '--base' requires an argument"),
-        (["overhead", "--inject", "200"], "argument --inject: '200' is outside 0% to 100%"),
+        (["overhead", "--inject", "200"], "--inject 200: PERCENT[@PLACE]"),
+        (["overhead", "--inject", "2@tik"], "no such place; did you mean 'tick'"),
+        (["gate", "--base", "HEAD", "--numerics", "changed"], "say why with --reason"),
+        (["gate", "--base", "HEAD", "--allow-count", "syncs: a b +1"], "say why with --reason"),
+        (["gate", "--base", "HEAD", "--allow-count", "sync", "--reason", "x"], "'KIND: ROLE PLACE +N'"),
         (["overhead", "spin"], "unexpected extra argument"),
-        (["selfcheck", "--inject", "1,x"], "argument --inject: 'x' is not a percentage"),
+        (["selfcheck", "--inject", "1,x"], "--inject x: PERCENT[@PLACE]"),
+        (["selfcheck", "--inject", "1@tik"], "did you mean 'tick'"),
+        (["selfcheck", "--commands", "gates"], "did you mean 'gate'"),
         (["selfcheck", "gates.jsonl"], "'gates.jsonl': files belong to --again"),
         (["selfcheck", "--again", "one.jsonl", "two.jsonl"], "one.jsonl"),
         (["selfcheck", "--config", "/dev/null", "--subjects", "spi"], "did you mean 'spin'"),
@@ -312,31 +337,40 @@ def test_help_imports_no_torch() -> None:
 
 
 def test_options_become_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Percents, minutes, lists and settings as the gate and the self-check get them."""
+    """Percents, minutes, lists and settings as the gate gets them."""
     seen: list[Any] = []
     monkeypatch.setattr("bench.commands.gate.run_gate", lambda options, _: seen.append(options) or within())
     words = ["--config", "/dev/null", "--set", "train.steps=7", "--set", "train.steps=9", "--base", "HEAD"]
     words += ["--budget", "2%", "--inject", "0.5", "--minutes", "3", "--seed", "4", "--launches", "5"]
+    words += ["--numerics", "close", "--allow-count", "syncs: drafter/0 a.py f +1", "--reason", "wanted"]
     assert cli.main(["gate", *words]) == ExitCode.WITHIN
     (gate,) = seen
-    assert (gate.budget_percent, gate.inject_percent, gate.minutes) == (2.0, 0.5, 3.0)
+    assert (gate.budget_percent, gate.inject, gate.minutes) == (2.0, "0.5@step", 3.0)
+    assert (gate.numerics, gate.allowances) == (
+        Numerics.CLOSE,
+        (Allowance("syncs", "drafter/0", "a.py f", 1, "wanted"),),
+    )
     assert (gate.seed, gate.launches, gate.config.train.steps) == (4, 5, 9)
     assert (gate.kind.name, gate.out) == ("trainer", None)
 
+
+def test_options_become_what_a_self_check_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: dict[str, Any] = {}
     monkeypatch.setattr("bench.commands.selfcheck.run_selfcheck", lambda _, **got: checked.update(got) or 0)
-    words = ["--config", "/dev/null", "--subjects", "spin, trainer", "--inject", "0,1%", "--no-plants"]
-    assert cli.main(["selfcheck", *words]) == 0
-    assert (checked["subjects"], checked["injected"]) == (("spin", "trainer"), (0.0, 1.0))
-    assert checked["plants"] is False
+    words = ["--config", "/dev/null", "--subjects", "spin, trainer", "--inject", "0,1@tick", "--no-plants"]
+    assert cli.main(["selfcheck", *words, "--commands", "overhead", "--quick"]) == 0
+    assert (checked["subjects"], checked["injected"]) == (("spin", "trainer"), ("", "1@tick"))
+    assert (checked["plants"], checked["run_minutes"]) == (False, {"overhead": 0.75})
     assert cli.main(["selfcheck", "--config", "/dev/null"]) == 0
-    assert (checked["subjects"], checked["injected"], checked["plants"]) == (("spin",), (1.0, 2.0, 5.0), True)
-    assert (checked["minutes"], checked["gate_minutes"], checked["out"]) == (20.0, 1.5, None)
+    costs = ("1@step", "2@step", "5@step")
+    assert (checked["subjects"], checked["injected"], checked["plants"]) == (("spin",), costs, True)
+    assert (checked["minutes"], checked["out"]) == (20.0, None)
+    assert checked["run_minutes"] == {"gate": 1.5, "overhead": 8.0}
 
 
 def test_again_takes_several_files(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("bench.commands.selfcheck.judge_again", lambda *given: seen.append(given[:2]) or 0)
+    monkeypatch.setattr("bench.commands.selfcheck.judge_again", lambda *given: seen.append(given) or 0)
     assert cli.main(["selfcheck", "--again", "a.jsonl", "b.jsonl", "--out", "there"]) == 0
     assert seen == [([Path("a.jsonl"), Path("b.jsonl")], "there")]
 

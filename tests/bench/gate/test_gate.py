@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,14 @@ from bench.commands import gate as gate_command
 from bench.commands.gate import run_gate
 from bench.gate import session, worker, worker_process, worktrees
 from bench.gate.counters import Counted, added, count_both, counting_code, overlay
-from bench.gate.session import first_difference, gather, pairs
-from bench.gate.verdict import BASE, HEAD, GateEvidence, Launch, Options, counts_added, judge, memory_rise
+from bench.gate.launch import Launch
+from bench.gate.session import gather
+from bench.gate.verdict import BASE, HEAD, GateEvidence, Options, judge, memory_rise
 from bench.gate.worktrees import NoHarness, Tree, checked_out, resolve
 from bench.machine import commit
 from bench.machine.commit import ROOT, read_commit
 from bench.progress import Reporter
+from bench.records.pairs import Layer, Pair, Question, Segment
 from bench.records.receipt import Receipt
 from bench.records.types import Commit, ExactCounts, ExitCode, Verdict
 from bench.subjects.spin import SpinKind
@@ -36,18 +37,19 @@ from tests.waiting import HANG_S, wait_until
 
 TINY = ("data.batch_size=1", "drafter.anchors=8")
 QUIET = Reporter(quiet=True)
-SHORT = Options(base="HEAD", config=Config(), minutes=0.02, kind=SpinKind(), launches=2, min_segment_s=0.05)
+SHORT = Options(base="HEAD", config=Config(), minutes=0.02, kind=SpinKind(), launches=2)
 OURS = (Tree(BASE, Commit("a"), ROOT, sys.executable), Tree(HEAD, Commit("b"), ROOT, sys.executable))
 
 SIMULATED = """
 import runpy, sys
-from bench.subjects.spin import Noise, SpinKind, SpinSubject
+from bench.subjects.spin import Noise, SpinKind
+from bench.subjects.spin_pairs import Cost, SpinPairs, cost_of
 
-def simulated(self, settings, *, inject_percent=0.0):
-    costs = {"idle": 0.0, "injected": inject_percent / 100.0}
-    return SpinSubject(costs, noise=Noise(step=0.001, slow=0.001))
+def simulated(self, settings, *, injections=()):
+    costs = {"idle": Cost()} | {one.name: cost_of(one) for one in injections}
+    return SpinPairs(costs, noise=Noise(step=0.001, slow=0.001))
 
-SpinKind.make = simulated
+SpinKind.make_pairs = simulated
 runpy.run_module("bench.gate_worker", run_name="__main__", alter_sys=True)
 """
 """A worker of this tree whose steps take their time on a simulated clock: no load changes them."""
@@ -83,8 +85,8 @@ class Interrupting(Reporter):
         super().__init__(quiet=True)
         self.launch = launch
 
-    def advance(self, what: str, share: float, left_s: float) -> None:
-        if what.startswith(f"launch {self.launch},"):
+    def begin(self, what: str) -> None:
+        if what.startswith(f"launch {self.launch} "):
             raise KeyboardInterrupt
 
 
@@ -92,10 +94,10 @@ class Interrupting(Reporter):
 @fault
 def test_an_interrupted_gate_keeps_the_launches_it_has_and_is_incomplete() -> None:
     evidence = gather(SHORT, *OURS, Interrupting(launch=2))
-    assert {segment.process for segment in evidence.segments} == {0}
+    assert {pair.process for pair in evidence.pairs} == {0}
     judgement = judge(SHORT, evidence)
     assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INCOMPLETE)
-    assert judgement.reasons[0] == f"interrupted after {len(evidence.segments)} segments"
+    assert judgement.reasons[0] == f"interrupted after {len(evidence.pairs)} pairs"
 
 
 # -- two persistent worker processes -------------------------------------------------------------------------
@@ -109,56 +111,61 @@ def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/simulated.py"\n')
     python.chmod(0o755)
     base, head = (replace(tree, python=str(python)) for tree in OURS)
-    options = replace(SHORT, inject_percent=40.0)
+    options = replace(SHORT, inject="40@step", launches=7)
     evidence = gather(options, base, head, QUIET)
     assert evidence.incomplete == []
     assert evidence.not_comparable == []
-    assert len(evidence.launches) == 2
-    assert {segment.process for segment in evidence.segments} == {0, 1}
-    for process in (0, 1):
-        mine = [segment for segment in evidence.segments if segment.process == process]
-        assert len(mine) >= 16
-        for place, segment in enumerate(mine):
-            assert (segment.round, segment.order) == divmod(place, 4), "one at a time, in the order asked for"
-    assert evidence.launches[0].losses[BASE] == evidence.launches[0].losses[HEAD]
-    found = evidence.interval()
+    assert {pair.process for pair in evidence.pairs} == set(range(7))
+    for pair in evidence.pairs:
+        assert {pair.first.on, pair.second.on} == {(), (HEAD,)}
+        assert (pair.first.group, pair.first.steps) == (pair.second.group, pair.second.steps)
+    assert {pair.losses_equal for pair in evidence.pairs} == {True}
+    assert {pair.layer for pair in evidence.pairs} == set(Layer)
+    found = evidence.estimate(1.0)
     assert found is not None
-    assert found.n == 2, "the launch pair is the unit"
+    assert found.n == 7, "the launch is the unit"
     assert found.percent == pytest.approx(40.0, abs=0.5)
     evidence.before = evidence.after = None  # a busy machine is no matter here
-    assert judge(options, evidence).exit_code in (ExitCode.OVER, ExitCode.UNRESOLVED)
+    assert judge(options, evidence, counts_required=False).exit_code is ExitCode.OVER
+
+
+@fault
+def test_fewer_than_seven_launches_tell_nothing() -> None:
+    evidence = measured_evidence(launches=6)
+    judgement = judge(SHORT, evidence)
+    assert judgement.exit_code is ExitCode.INCOMPLETE
+    assert "6 whole launches; at least 7 are needed" in judgement.reasons[0]
 
 
 @pytest.mark.parametrize(
-    ("minutes", "build_s", "clear_after", "launches", "stopped"),
+    ("minutes", "clear_after", "launches", "stopped"),
     [
-        (10.0, 5.0, 99, 10, "time"),
-        (3.0, 5.0, 99, 5, "time"),  # one for each 0.6 minutes
-        (10.0, 30.0, 99, 5, "time"),  # a model that takes long to load: building stays under a quarter
-        (10.0, 200.0, 99, 3, "time"),
-        (1.0, 2.0, 99, 3, "time"),
-        (10.0, 5.0, 6, 6, "clear"),
+        (10.0, 99, 12, "time"),
+        (8.0, 99, 10, "time"),  # one for each 0.8 minutes
+        (1.0, 99, 7, "time"),  # the fewest that tell anything
+        (10.0, 8, 8, "clear"),
     ],
 )
-def test_as_many_launches_as_the_time_and_building_allow(
-    monkeypatch: pytest.MonkeyPatch,
-    minutes: float,
-    build_s: float,
-    clear_after: int,
-    launches: int,
-    stopped: str,
+def test_as_many_launches_as_the_time_allows(
+    monkeypatch: pytest.MonkeyPatch, minutes: float, clear_after: int, launches: int, stopped: str
 ) -> None:
     evidence = GateEvidence()
-    asked: list[int] = []
+    shares: list[float] = []
 
-    def launch(*arguments: object) -> float:
-        asked.append(len(asked))
-        return build_s
+    def launch(trees: object, orders: object, number: int, time_s: float, *_: object, **__: object) -> Launch:
+        shares.append(time_s)
+        return Launch(seconds_per={Layer.PATH: 1.0})
 
     monkeypatch.setattr(session, "launch", launch)
-    monkeypatch.setattr(session, "_clear", lambda evidence, budget: len(asked) >= clear_after)
+    monkeypatch.setattr(session, "launches_clear", lambda *_: len(shares) >= clear_after)
     session._launch_all(replace(SHORT, minutes=minutes, launches=None), OURS, {}, evidence, QUIET)
-    assert (len(asked), evidence.stopped) == (launches, stopped)
+    assert (len(shares), evidence.stopped) == (launches, stopped)
+    assert shares[0] == pytest.approx(60.0 * minutes / shares_asked(minutes), rel=0.01)
+
+
+def shares_asked(minutes: float) -> int:
+    """Launches that a gate of so many minutes plans."""
+    return min(12, max(7, round(minutes / 0.8)))
 
 
 @fault
@@ -177,7 +184,7 @@ def test_as_many_launches_as_the_time_and_building_allow(
         ),
         slow("print(json.dumps({'hello': {'protocol': 99}}))", "speaks gate protocol 99"),
         slow(
-            "print(json.dumps({'hello': {'protocol': 2, 'root': '/elsewhere'}}))",
+            "print(json.dumps({'hello': {'protocol': 3, 'root': '/elsewhere'}}))",
             "ran the code in /elsewhere",
         ),
         slow("print(json.dumps({'greetings': 1}))", "does not understand: KeyError: 'hello'"),
@@ -261,15 +268,13 @@ def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 @fault
 def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incomplete(tmp_path: Path) -> None:
     body = f"""
-    print(json.dumps({{"hello": {{"protocol": 2, "root": {str(tmp_path / "head")!r}, "cycle": 8, "washout": 1,
-        "warmup": 1, "collectors": []}}}}), flush=True)
+    print(json.dumps({{"hello": {{"protocol": 3, "root": {str(tmp_path / "head")!r}, "groups": 8,
+        "switches": [], "periods": {{"tick": 1.0, "flush": 10.0}}}}}}), flush=True)
     for line in range(3):
         order = json.loads(sys.stdin.readline())
         steps = order["steps"]
-        print(json.dumps({{"first_step": 1, "segment": {{"arm": "head", "round": order["round"],
-            "order": order["order"], "steps": steps, "tokens": 100, "seconds": 1.0,
-            "step_seconds": [1.0 / steps] * steps,
-            "step_tokens": []}}}}), flush=True)
+        print(json.dumps({{"segment": {{"on": [], "steps": steps, "tokens": 100, "seconds": 1.0, "group": 0,
+            "first_step": 1, "step_seconds": [1.0 / steps] * steps, "tick_s": 0.1}}}}), flush=True)
     sys.exit("planted: out of memory")
     """
     evidence = gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", body), QUIET)
@@ -279,27 +284,6 @@ def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incompl
 
 
 # -- what is compared besides time ---------------------------------------------------------------------------
-
-
-def test_rounds_are_abba_or_baab_by_the_toss_of_a_coin() -> None:
-    found = list(islice(pairs(0), 400))
-    assert set(found) == {(BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD)}
-    assert 150 < sum(order[0] == BASE for order in found) < 250
-    assert found == list(islice(pairs(0), 400))
-
-
-@pytest.mark.parametrize(
-    ("base", "head", "said"),
-    [
-        ([1.0, 2.0], [1.0, 2.0], ""),
-        ([1.0, 2.0, 3.0], [1.0, 2.0 + 2**-51, 3.0], "loss of step 1: base 2.0, head 2.0000000000000004"),
-        ([1.0], [1.0, 2.0], "base has 1 values, head 2"),
-    ],
-)
-def test_traces_are_equal_to_the_last_bit_or_the_first_difference_is_named(
-    base: list[float], head: list[float], said: str
-) -> None:
-    assert first_difference(base, head, "loss of step {}") == said
 
 
 @fault
@@ -339,7 +323,7 @@ def test_a_counter_that_was_not_armed_is_invalid() -> None:
             }
         }
     )
-    assert counts_added(evidence)[1] == ["the counter of head was not armed: no trace hooks"]
+    assert added(evidence.counted, BASE, HEAD)[1] == ["the counter of head was not armed: no trace hooks"]
     assert judge(SHORT, evidence).exit_code is ExitCode.INVALID
 
 
@@ -402,8 +386,8 @@ def test_a_blinded_counter_does_not_hide_a_sync() -> None:
 
 @fault
 def test_no_counter_that_could_count_both_sides_is_incomplete() -> None:
-    evidence = measured_evidence()
-    assert counts_added(replace(evidence, counted=Counted({}, ["head: crashed"]))) == ({}, ["head: crashed"])
+
+    assert added(Counted({}, ["head: crashed"]), BASE, HEAD) == ({}, ["head: crashed"])
 
 
 def test_the_code_that_counts_is_known_by_its_content(tmp_path: Path) -> None:
@@ -462,30 +446,30 @@ def test_a_trainer_that_was_not_counted_is_incomplete() -> None:
 @fault
 def test_memory_that_rose_in_every_launch_is_red() -> None:
     evidence = measured_evidence()
-    for launch in evidence.launches:
-        launch.memory_bytes = {BASE: 100_000_000, HEAD: 110_000_000}
+    evidence.memory_bytes = [{BASE: 100_000_000, HEAD: 110_000_000} for _ in range(7)]
     judgement = judge(SHORT, evidence)
     assert judgement.exit_code is ExitCode.OVER
     assert "peak memory rose from at most 100 MB to at least 110 MB" in judgement.reasons[0]
-    evidence.launches[0].memory_bytes[HEAD] = 101_000_000
-    assert memory_rise(evidence.launches) == "", "one launch in which it did not rise: noise"
+    evidence.memory_bytes[0][HEAD] = 101_000_000
+    assert memory_rise(evidence.memory_bytes) == "", "one launch in which it did not rise: noise"
 
 
-def measured_evidence() -> GateEvidence:
-    """Three clean launches of equal speed."""
-    from tests.bench.make import segment
-
-    launches = [
-        Launch(
-            segments=[
-                segment(name, round_, [0.1 + 1e-5 * (round_ + order), 0.12], order, process=process)
-                for round_ in range(4)
-                for order, name in enumerate((BASE, HEAD, HEAD, BASE))
-            ]
+def measured_evidence(launches: int = 7) -> GateEvidence:
+    """Clean launches of equal speed."""
+    pairs = [
+        Pair(
+            number,
+            Layer.PATH,
+            Question.EACH,
+            Segment((HEAD,) if number % 2 else (), 1, 1000, 0.1 + 1e-5 * (number % 3)),
+            Segment(() if number % 2 else (HEAD,), 1, 1000, 0.1 + 1e-5 * (number % 3)),
+            process=process,
+            losses_equal=True,
         )
-        for process in range(3)
+        for process in range(launches)
+        for number in range(4)
     ]
-    return GateEvidence(launches=launches, cycle=2)
+    return GateEvidence(pairs=pairs, seconds_per={Layer.PATH: 1.0}, minutes=1.0)
 
 
 # -- commits -------------------------------------------------------------------------------------------------

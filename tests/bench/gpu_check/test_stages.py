@@ -34,11 +34,10 @@ from bench.gpu_check.stages import (
     tests,
 )
 from bench.peers import speed
-from bench.records.types import Arm, Commit, ConfigRef, Machine
+from bench.records.types import Commit, ConfigRef, Machine
 from bench.subjects.trainer.counts import Proof
 from steptime.syncs.scopes import Place
 from tests.bench.machine.test_machine import Nvml
-from tests.bench.make import counts as made_counts
 from tests.bench.make import made_receipt
 from tests.waiting import HANG_S
 
@@ -405,16 +404,16 @@ def test_kernels_are_named() -> None:
 
 
 def receipt(**changes: Any) -> dict[str, Any]:
-    cost = {"name": "profile", "isolated": None, **dict.fromkeys(overhead.ADDED, 0)}
+    cost = {"name": "profile", "estimate": None, "added": dict.fromkeys(overhead.ADDED, 0)}
     arm = {"armed": True, "operations": 40, "unavailable": []}
     tree: dict[str, Any] = {
         "verdict": "unresolved",
         "reasons": ["profile is open"],
         "counts": {"off": dict(arm), "all": dict(arm)},
         "collectors": [dict(cost)],
-        "all": {**cost, "name": "all", "isolated": {"percent": 0.5, "low": -1.0, "high": 2.0}},
+        "all": {**cost, "name": "all", "estimate": {"percent": 0.5, "low": -1.0, "high": 2.0}},
         "losses_equal": True,
-        "arms": {"off": [{}, {}], "all": [{}]},
+        "pairs": [{}, {}, {}],
     }
     return tree | changes
 
@@ -430,12 +429,11 @@ def test_a_receipt_that_is_as_claimed(read: Callable[..., Found]) -> None:
 def test_the_receipts_of_the_harness_are_read() -> None:
     """Written by the harness itself: names that change there are not silently missed here."""
     machine = Machine("cpu-x", "x", 2, (), {})
-    whole = made_receipt(machine, ConfigRef("tiny", "d"), Commit("c"))
-    arms = tuple(Arm(name) for name in whole.arms)
-    armed = dataclasses.replace(whole, counts=made_counts(arms), losses_equal=True)
+    armed = made_receipt(machine, ConfigRef("tiny", "d"), Commit("c"))
+    uncounted = dataclasses.replace(armed, counts={})
     for read in (overhead.read, gate.read):
         assert clean(read(ended(0), json.loads(armed.to_json())))
-        assert not clean(read(ended(0), json.loads(whole.to_json()))), "made without counts"
+        assert not clean(read(ended(0), json.loads(uncounted.to_json())))
     (table,) = overhead.read(ended(0), json.loads(armed.to_json())).tables
     assert table.rows[-1][0] == "all"
 
@@ -490,7 +488,8 @@ def test_a_receipt_that_is_not(
 @fault
 def test_an_overhead_that_adds_or_does_not_know() -> None:
     for value, said in ((2, "profile adds 2 syncs"), (None, "profile: syncs were not counted")):
-        cost = {"name": "profile", "isolated": None, **dict.fromkeys(overhead.ADDED, 0), "syncs_added": value}
+        added = dict.fromkeys(overhead.ADDED, 0) | {"syncs": value}
+        cost = {"name": "profile", "estimate": None, "added": added}
         assert overhead.read(ended(), receipt(collectors=[cost])).problems == (said,)
     for equal in (False, None):
         assert overhead.read(ended(), receipt(losses_equal=equal)).problems

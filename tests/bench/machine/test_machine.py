@@ -16,12 +16,11 @@ import pytest
 
 from bench.machine import identity, state
 from bench.machine.gpu_watch import GpuWatch
-from bench.measure.plan import make_arms
-from bench.measure.runner import measure
+from bench.measure.run import Asked, measure
 from bench.progress import Reporter
-from bench.records.types import ALL, GpuState, MachineState
-from bench.statistics.stopping import StoppingRule, judged
-from bench.subjects.spin import Noise, SpinSubject
+from bench.records.types import GpuState, MachineState
+from bench.subjects.spin import Noise
+from bench.subjects.spin_pairs import Cost, SpinPairs
 from steptime.errors import UserError
 from tests.clock import Clock
 
@@ -442,21 +441,10 @@ def test_gpus_are_looked_at_now_and_then_and_without_one_once() -> None:
 @pytest.mark.fault
 def test_a_run_that_was_throttled_in_its_middle_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     hot = loaded(throttle_reasons=("hardware slowdown",))
-    monkeypatch.setattr(
-        "bench.measure.runner.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot)
-    )
+    monkeypatch.setattr("bench.measure.run.GpuWatch.look", lambda self, *, now=False: self.seen.append(hot))
     monkeypatch.setattr(state, "read_state", lambda devices: replace(START, gpus=(loaded(),)))
-    subject = SpinSubject({"a": 0.0}, noise=Noise(step=0.001, slow=0.0))
-    arms = make_arms(("a",))
-    run = measure(
-        subject,
-        arms,
-        ("a",),
-        seed=0,
-        time_s=5.0,
-        rule=StoppingRule(judged(arms, ("a",)), {"a": 1.0, ALL: 1.0}, 8),
-        reporter=Reporter(quiet=True),
-        clock=subject.clock_s,
-    )
-    found = state.unfit(run.measurement.before, run.measurement.after)
+    subject = SpinPairs({"a": Cost()}, noise=Noise(step=0.001, slow=0.0))
+    quiet = Reporter(quiet=True)
+    run = measure(subject, Asked(("a",), 1.0, 5.0), quiet, flushes=0, clock=subject.clock_s)
+    found = state.unfit(run.before, run.after)
     assert found == ["GPU 0 was throttled during or after measuring: hardware slowdown"]

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bench.measure.conductor import OVERTIME, PILOT_PERIODIC, PILOT_SEGMENTS, Conductor, Look
-from bench.measure.lengths import Lengths, choose
+from bench.measure.conductor import OVERTIME, PILOT_EVENTS, PILOT_SEGMENTS, Conductor, Look
+from bench.measure.lengths import Lengths, Pilot, choose
 from bench.progress import Reporter
 from bench.records.pairs import PLACEBO, Layer, Pair, Request, Segment
 from bench.statistics.design import draws
+from bench.subjects.pairs import Stretch, Wanted
 from tests.clock import Clock
 
 SWITCHES = ("a", "b")
@@ -39,9 +40,13 @@ class FakeSubject:
     end_at: int = -1
     asked: list[Request] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
+    stretched: bool = False
 
-    def __call__(self, requests: Iterator[Request], on_segment: Callable[[Segment], None]) -> None:
+    def __call__(self, requests: Iterator[Wanted], on_segment: Callable[[Segment], None]) -> None:
         for request in requests:
+            if isinstance(request, Stretch):
+                self.stretched = True
+                continue
             if len(self.asked) == self.crash_at:
                 raise RuntimeError("planted crash")
             if len(self.asked) == self.end_at:
@@ -52,7 +57,14 @@ class FakeSubject:
             seconds = 0.1 * request.steps + more
             self.clock.advance(seconds)
             on_segment(
-                Segment(tuple(sorted(request.on)), request.steps, 10 * request.steps, seconds, request.group)
+                Segment(
+                    tuple(sorted(request.on)),
+                    request.steps,
+                    10 * request.steps,
+                    seconds,
+                    request.group,
+                    tick_s=more,
+                )
             )
 
 
@@ -62,6 +74,7 @@ def make(clock: Clock, judge: Enough | None = None, *, time_s: float = 1000.0) -
 
     return Conductor(
         switches=SWITCHES,
+        events=(Layer.TICK, Layer.FLUSH),
         draw=draw,  # type: ignore[arg-type]
         judge=judge or Enough(),
         choose=choose,
@@ -81,7 +94,7 @@ def test_both_halves_of_a_pair_do_equal_work_with_complementary_switches() -> No
     for pair in conductor.pairs:
         assert set(pair.first.on) ^ set(pair.second.on) == {*SWITCHES, PLACEBO}
         assert (pair.first.steps, pair.first.group) == (pair.second.steps, pair.second.group)
-    pilot = PILOT_SEGMENTS + 2 * PILOT_PERIODIC
+    pilot = PILOT_SEGMENTS + 2 * PILOT_EVENTS
     assert [request.pair for request in subject.asked[:pilot]] == [-1] * pilot
     assert [request.half for request in subject.asked[pilot:]] == [0, 1] * len(conductor.pairs)
     assert {pair.layer for pair in conductor.pairs} == set(Layer)
@@ -142,12 +155,34 @@ def test_a_judge_that_raises_ends_the_run_with_its_error() -> None:
         make(clock, Broken()).run(FakeSubject(clock))
 
 
-def test_segments_are_one_step_unless_their_ends_or_their_smallness_ask_for_more() -> None:
-    from bench.measure.lengths import Pilot
+@pytest.mark.fault
+def test_what_was_on_when_the_subject_crashed_is_known() -> None:
+    clock = Clock()
+    conductor = make(clock, Enough(10**9))
+    subject = FakeSubject(clock, crash_at=100)
+    with pytest.raises(RuntimeError):
+        conductor.run(subject)
+    assert conductor.running_on is not None
+    assert conductor.running_on not in [request.on for request in subject.asked[-1:]]
 
-    assert choose(Pilot(0.1, 0.15, 0.3, ends_s=0.002)).path_steps == 1
-    assert choose(Pilot(0.1, 0.15, 0.3, ends_s=0.1)).path_steps == 3
-    assert choose(Pilot(0.001, 0.05, 0.2)).path_steps == 10
-    assert choose(Pilot(0.1, 0.15, 0.3), settled_steps=8).path_steps == 8
+
+def test_what_comes_first_is_over_before_the_pilot_and_nothing_else_runs_then() -> None:
+    clock = Clock()
+    order: list[str] = []
+    conductor = make(clock)
+    conductor.opening, conductor.ready = [Stretch(3)], lambda: order.append("ready")
+    subject = FakeSubject(clock)
+    conductor.run(subject)
+    assert subject.stretched
+    assert order == ["ready"]
+
+
+def test_lengths_of_the_layers() -> None:
+    short = choose(Pilot(0.1, {Layer.TICK: 0.05, Layer.FLUSH: 0.3}, ends_s=0.002))
+    assert short.steps == {Layer.PATH: 1, Layer.TICK: 2, Layer.FLUSH: 6}
+    assert short.pair_s(Layer.FLUSH) == pytest.approx(2 * (6 * 0.1 + 0.3 + 0.002))
+    assert choose(Pilot(0.1, {}, ends_s=0.1)).steps == {Layer.PATH: 3}
+    assert choose(Pilot(0.001, {})).steps == {Layer.PATH: 10}
+    assert choose(Pilot(0.1, {}), settled_steps=8).steps == {Layer.PATH: 8}
     with pytest.raises(ValueError, match="some time"):
-        choose(Pilot(0.0, 0.1, 0.1))
+        choose(Pilot(0.0, {}))

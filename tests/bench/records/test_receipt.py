@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from bench.records.receipt import SCHEMA, BaselineView, Receipt
+from bench.records.receipt import SCHEMA, Receipt
 from bench.records.types import (
     Commit,
     ConfigRef,
-    Cost,
     ExitCode,
     GpuState,
     Machine,
@@ -24,31 +23,18 @@ from bench.records.types import (
     Verdict,
 )
 from steptime.errors import UserError
-from tests.bench.make import counts, interval, measurement
+from tests.bench.make import measured, receipt_of
+
+HERE = Path(__file__).parent
 
 
 def receipt() -> Receipt:
-    made = measurement(rounds_=2)
-    small = interval(0.1, -0.1, 0.3)
-    cost = Cost("profile", small, small, 0.01, 0, 0, 0, None, Verdict.WITHIN, ("at most 0.30%",))
-    arms = {arm.name: tuple(s for s in made.segments if s.arm == arm.name) for arm in made.arms}
-    return Receipt(
-        command="overhead",
-        commit=Commit("0123abcd", dirty=True, diff_hash="ff"),
-        machine=Machine("cpu-x", "CPU X", 2, (("GPU", "ab"),), {"torch": "2.13.0"}),
-        config=ConfigRef("cpu-tiny", "0123"),
-        arms=arms,
-        losses_equal=True,
-        collectors=(cost,),
-        all=cost,
-        throughput=Throughput(1000.0, 990.0, 1010.0),
-        baseline=BaselineView("missing"),
+    return receipt_of(
+        measured(),
+        Machine("cpu-x", "CPU X", 2, (("GPU", "ab"),), {"torch": "2.13.0"}),
+        ConfigRef("cpu-tiny", "0123"),
+        Commit("0123abcd", dirty=True, diff_hash="ff"),
         pipeline_efficiency=0.97,
-        verdict=Verdict.WITHIN,
-        exit_code=ExitCode.WITHIN,
-        aa=small,
-        counts=counts(made.arms),
-        losses={"off": (1.5, 2.5)},
         before=MachineState(1.0, gpus=(GpuState(0, throttle_reasons=("power cap",)),)),
         options={"seed": 0, "minutes": 0.5, "quick": True, "only": ""},
         extra={"notes": ["one"]},
@@ -65,22 +51,30 @@ def test_the_contract_of_the_receipt() -> None:
     """Readers rely on these keys."""
     tree = json.loads(receipt().to_json())
     assert next(iter(tree)) == "schema"
-    assert tree["schema"] == "dflash-bench/receipt/1"
+    assert tree["schema"] == "dflash-bench/receipt/2"
     contract = (
-        "command commit machine config arms losses_equal collectors all throughput baseline "
+        "command commit machine config pairs losses_equal collectors all throughput baseline "
         "pipeline_efficiency verdict exit_code"
     )
     assert set(contract.split()) <= set(tree)
     assert set(tree["commit"]) == {"id", "dirty", "diff_hash"}
     assert "key" in tree["machine"]
     assert set(tree["config"]) == {"name", "hash"}
-    assert {"off", "all", "only:profile", "without:profile", "off-again"} <= set(tree["arms"])
-    assert {"seconds", "tokens", "order"} <= set(tree["arms"]["off"][0])
-    cost = {"name", "isolated", "marginal", "accounted_percent", "verdict"}
-    cost |= {f"{kind}_added" for kind in ("syncs", "operations", "copies", "allocations")}
+    assert set(tree["pairs"][0]) == {
+        "number",
+        "layer",
+        "question",
+        "first",
+        "second",
+        "process",
+        "losses_equal",
+    }
+    assert {"on", "steps", "tokens", "seconds", "group"} <= set(tree["pairs"][0]["first"])
+    cost = {"name", "estimate", "accounted_percent", "added", "verdict", "minutes_to_settle"}
     assert cost <= set(tree["collectors"][0])
     assert cost <= set(tree["all"])
-    assert {"percent", "low", "high", "mde"} <= set(tree["collectors"][0]["isolated"])
+    assert set(tree["all"]["added"]) == {"syncs", "operations", "copies", "allocations"}
+    assert {"percent", "low", "high", "mde", "layers"} <= set(tree["collectors"][0]["estimate"])
     assert set(tree["throughput"]) == {"tokens_per_second", "low", "high"}
     assert {"status", "value", "origin"} <= set(tree["baseline"])
     assert (tree["verdict"], tree["exit_code"]) == ("within", 0)
@@ -96,8 +90,8 @@ def damage(change: Callable[[dict[str, Any]], Any]) -> str:
     ("change", "message"),
     [
         (
-            lambda t: t.update(schema="dflash-bench/receipt/2"),
-            f"schema 'dflash-bench/receipt/2' is not '{SCHEMA}'",
+            lambda t: t.update(schema="dflash-bench/receipt/3"),
+            f"schema 'dflash-bench/receipt/3' is not '{SCHEMA}'",
         ),
         (lambda t: t.pop("schema"), f"schema None is not '{SCHEMA}'"),
         (lambda t: t.update(verdikt=1), "unknown key 'verdikt'; did you mean 'verdict'?"),
@@ -105,8 +99,8 @@ def damage(change: Callable[[dict[str, Any]], Any]) -> str:
         (lambda t: t.pop("verdict"), "missing key 'verdict'"),
         (lambda t: t["throughput"].pop("low"), "missing key 'throughput.low'"),
         (lambda t: t.update(verdict="fine"), "verdict = 'fine': input should be 'within'"),
-        (lambda t: t["aa"].update(percent="a lot"), "aa.percent = 'a lot'"),
-        (lambda t: t["aa"].update(percent=float("nan")), "aa.percent = nan"),
+        (lambda t: t["pairs"][0].update(layer="roof"), "pairs.0.layer = 'roof'"),
+        (lambda t: t["pairs"][0]["first"].update(seconds=float("nan")), "pairs.0.first.seconds = nan"),
     ],
 )
 def test_refused_by_name(change: Callable[[dict[str, Any]], Any], message: str) -> None:
@@ -116,7 +110,7 @@ def test_refused_by_name(change: Callable[[dict[str, Any]], Any], message: str) 
 
 def test_broken_file_is_refused_by_line(tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
-    path.write_text('{\n "schema": "dflash-bench/receipt/1",\n oops\n}')
+    path.write_text('{\n "schema": "dflash-bench/receipt/2",\n oops\n}')
     with pytest.raises(UserError, match=r"receipt\.json:3: not valid JSON"):
         Receipt.read(path)
     with pytest.raises(UserError, match="cannot read the receipt"):
@@ -129,3 +123,33 @@ def test_a_number_that_is_none_is_refused_when_written() -> None:
     bad = Throughput(float("nan"), 1.0, 2.0)
     with pytest.raises(ValueError, match=r"JSON compliant"):
         replace(receipt(), throughput=bad).to_json()
+
+
+def test_a_pair_stands_on_one_line() -> None:
+    text = receipt().to_json()
+    assert sum(line.startswith('{"number"') for line in text.splitlines()) == len(receipt().pairs)
+    assert json.loads(receipt().to_json(indent=None)) == json.loads(text)
+    assert Receipt.from_json(replace(receipt(), pairs=()).to_json()).pairs == ()
+
+
+def test_receipts_of_the_first_schema_are_read() -> None:
+    """What they conclude, and a gate's segments as pairs; their intervals stay in the file."""
+    old = Receipt.read(HERE / "overhead_1.json")
+    assert (old.verdict, old.exit_code) == (Verdict.WITHIN, ExitCode.WITHIN)
+    assert old.throughput == Throughput(1000.0, 990.0, 1010.0)
+    assert old.sentinel is not None
+    assert old.sentinel.after_s == {"together": 0.51}
+    assert (old.pairs, old.collectors, old.all) == ((), (), None)
+    gate = Receipt.read(HERE / "gate_1.json")
+    assert len(gate.pairs) == 24
+    assert {pair.process for pair in gate.pairs} == {0, 1, 2}
+    slower = [pair.second if pair.sign("head") < 0 else pair.first for pair in gate.pairs]
+    assert all(segment.on == ("head",) and segment.seconds > 0.22 for segment in slower)
+
+
+@pytest.mark.fault
+def test_a_damaged_receipt_of_the_first_schema_is_refused_by_name() -> None:
+    tree = json.loads((HERE / "gate_1.json").read_text())
+    del tree["verdict"]
+    with pytest.raises(UserError, match="missing key 'verdict'"):
+        Receipt.from_json(json.dumps(tree), "old.json")

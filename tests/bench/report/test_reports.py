@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.pairs import Layer
 from bench.records.receipt import Receipt
 from bench.records.types import ExitCode, Verdict
 from bench.report import formatting, html, markdown, terminal
@@ -133,26 +134,24 @@ def test_the_page_is_whole_and_needs_nothing_else(name: str) -> None:
     assert html.render(receipt) == html.render(receipt)
 
 
-def test_the_page_shows_every_segment_interval_loss_and_count() -> None:
+def test_the_page_shows_every_segment_interval_and_count() -> None:
     receipt = SCENES["over"]()
     text = html.render(receipt)
-    total = sum(len(arm) for arm in receipt.arms.values())
     titles = re.findall(r'class="dot"><title>(.*?)</title>', text)
-    assert len(titles) == total + sum(map(len, receipt.losses.values()))
-    assert "without:pipeline, round 1: +1.89%, 977 tok/s" in titles
+    assert len(titles) == len(formatting.segments(receipt)) > 0
+    assert any(title.startswith("pair 1, ") and " tok/s" in title for title in titles)
     rows = html.interval_rows(receipt)
     words = " ".join(Page(str(html.interval_chart(receipt))).text)
-    assert all(f"{row.name}  {row.kind}" in words and formatting.interval(row.found) in words for row in rows)
-    assert [(row.name, row.kind) for row in rows] == [
-        ("profile", "isolated"),
-        ("profile", "marginal"),
-        ("pipeline", "isolated"),
-        ("pipeline", "marginal"),
-        ("all", "together"),
-        ("A/A", "off again"),
-    ]
+    assert all(row.name in words and formatting.estimate(row.found) in words for row in rows)
+    assert [row.name for row in rows] == ["profile", "pipeline", "all", "placebo"]
     assert "profile.py:41 sample" in text
     assert "+8" in text
+
+
+def test_what_was_let_through_stands_before_the_reasons() -> None:
+    receipt = SCENES["gate"]()
+    for text, mark in ((markdown.render(receipt), "- "), (html.render(receipt), "<li>")):
+        assert 0 < text.index(mark + receipt.accepted[0]) < text.index(mark + receipt.reasons[0])
 
 
 def test_markup_in_a_name_stays_text() -> None:
@@ -163,17 +162,16 @@ def test_markup_in_a_name_stays_text() -> None:
 
 def test_a_stall_sits_on_the_edge_and_presses_nothing_flat() -> None:
     receipt = SCENES["within"]()
-    off, *others = receipt.arms["off"]
-    stalled = replace(
-        receipt, arms={**receipt.arms, "off": (replace(off, seconds=50 * off.seconds), *others)}
-    )
+    first = next(pair for pair in receipt.pairs if pair.layer is Layer.PATH)
+    slow = replace(first, first=replace(first.first, seconds=50 * first.first.seconds))
+    stalled = replace(receipt, pairs=tuple(slow if pair is first else pair for pair in receipt.pairs))
     chart = str(html.segment_chart(stalled))
-    assert re.search(r"off, round 1: \+4[89]\d\d\.", chart)
+    assert re.search(r"on: \+4[89]\d\d\.", chart)
     left, top, width, height = (float(value) for value in re.findall(r'viewBox="(.*?)"', chart)[0].split())
     places = [
         (float(x), float(y)) for x, y in re.findall(r'<use [^>]*x="(.*?)" y="(.*?)"[^>]*class="dot"', chart)
     ]
-    assert len(places) == sum(len(arm) for arm in receipt.arms.values())
+    assert len(places) == len(formatting.segments(receipt))
     assert all(left <= x <= left + width and top <= y <= top + height for x, y in places)
     heights = sorted(y for _, y in places)
     assert heights[-1] - heights[1] > 0.3 * height

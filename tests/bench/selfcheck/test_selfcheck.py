@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,127 +15,144 @@ import pytest
 
 from bench.commands import selfcheck
 from bench.commands.selfcheck import COSTS, judge_again, run_selfcheck
-from bench.gate.session import pairs
-from bench.gate.verdict import HEAD, GateEvidence, Launch
+from bench.gate.verdict import HEAD
 from bench.progress import Reporter
-from bench.records.types import ExactCounts, ExitCode
-from bench.selfcheck import other_judges, stored_gates
+from bench.records.pairs import PLACEBO, Layer, Pair, Question
+from bench.records.types import ExactCounts, ExitCode, Verdict
+from bench.selfcheck import known_costs, other_judges, rates, taking, trials
 from bench.selfcheck.plant_check import PlantFound, judge_plant, time_plant
-from bench.selfcheck.rates import LaunchNoise, RateRow, Report, add, exit_code, make_rows, rows_of, turns
-from bench.selfcheck.stored_gates import Trial
+from bench.selfcheck.rates import RateRow, Report, add, exit_code, make_rows, rows_of, too_often, turns
 from bench.selfcheck.tables import share, to_json, to_markdown, to_text
-from bench.statistics.contrasts import Rounds
+from bench.selfcheck.trials import Command, Trial
+from bench.statistics.design import Draw
+from bench.subjects.injection import Injection, Place
+from bench.subjects.spin import Noise
+from bench.subjects.spin_pairs import Cost, SpinPairs, cost_of
 from dflash.config import Config
 from steptime.errors import UserError
-from tests.bench.make import segment
+from tests.bench.statistics.pairs import LENGTHS, SECONDS_PER, pair_of, pairs_of
 
-GATE_MINUTES = 0.5
+MINUTES = 0.5
+GATE, OVERHEAD = Command.GATE, Command.OVERHEAD
+PATH = {Layer.PATH: 1.0}
+INJECTED = "injected"
 
 
-def evidence(
-    slowdown: float, *, noise: float = 0.004, drift: float = 0.0, rounds: int = 10, seed: int = 0
-) -> GateEvidence:
-    """A made-up gate of three launches."""
+def gate(percent: float = 0.0, subject: str = "spin", *, seed: int = 0, drift: float = 0.0) -> Trial:
+    """A made-up gate of eight launches of twelve pairs."""
     rng = np.random.default_rng(seed)
-    launches, taken = [], 0
-    for process in range(3):
-        segments = []
-        for round_, order in zip(range(rounds), pairs(process), strict=False):
-            for place, name in enumerate(order):
-                slow = (1 / (1 - slowdown) if name == HEAD else 1.0) * (1 + drift * taken)
-                segments.append(
-                    segment(
-                        name,
-                        round_,
-                        [float(0.1 * slow * np.exp(rng.normal(0, noise)))] * 4,
-                        place,
-                        process=process,
-                    )
-                )
-                taken += 1
-        launches.append(Launch(segments=segments))
-    return GateEvidence(launches=launches, cycle=4)
+    head, pairs, cost = frozenset({HEAD}), list[Pair](), {HEAD: -float(np.log1p(-percent / 100))}
+    for number in range(96):
+        first = head if rng.random() < 0.5 else frozenset()
+        draw = Draw(Layer.PATH, Question.EACH, first, head - first)
+        noise = rng.normal(0, 0.004, 2) + drift * (2 * number + np.arange(2))
+        pairs.append(pair_of(draw, number, noise, cost, process=number // 12))
+    return made(GATE, subject, percent, seed, pairs, (HEAD,))
+
+
+def overhead(percent: float = 0.0, subject: str = "spin", *, seed: int = 0, noise: float = 0.01) -> Trial:
+    """A made-up run of 200 pairs of the path."""
+    extra = {INJECTED: -float(np.log1p(-percent / 100))} if percent else {}
+    switches = ("idle", "idler", *extra)
+    halves = noise * np.random.default_rng(seed).normal(size=400)
+    return made(OVERHEAD, subject, percent, seed, pairs_of(switches, halves, extra, seed), switches)
+
+
+def made(
+    command: Command, subject: str, percent: float, seed: int, pairs: list[Pair], switches: tuple[str, ...]
+) -> Trial:
+    same = tuple(replace(pair, losses_equal=True) for pair in pairs)
+    inject = f"{percent:g}@step" if percent else ""
+    machine = "Some CPU, 2 cores"
+    return Trial(command, subject, inject, MINUTES, seed, machine, "abc", same, PATH, switches, MINUTES)
 
 
 @pytest.mark.parametrize(
     ("hits", "runs", "text"),
-    [
-        (0, 59, "0 of 59 (0-6%)"),
-        (57, 60, "57 of 60 (86-99%)"),
-        (3, 3, "3 of 3 (29-100%)"),
-        (0, 0, "-"),
-    ],
+    [(0, 59, "0 of 59 (0-6%)"), (57, 60, "57 of 60 (86-99%)"), (3, 3, "3 of 3 (29-100%)"), (0, 0, "-")],
 )
 def test_shares_come_with_exact_bounds(hits: int, runs: int, text: str) -> None:
     assert share(hits, runs) == text
 
 
-def trial(percent: float, subject: str = "spin", **changes: Any) -> Trial:
-    found = evidence(percent / 100, **changes)
-    return Trial(subject, percent, GATE_MINUTES, 0, "Some CPU, 2 cores", found.cycle, tuple(found.segments))
-
-
-def test_a_row_counts_verdicts_and_what_others_would_have_said() -> None:
+@pytest.mark.parametrize("trial", [gate, overhead])
+def test_a_row_counts_what_was_said_and_only_of_its_own_kind(trial: Callable[..., Trial]) -> None:
+    command = trial().command
     row, *others = (
-        RateRow("spin", GATE_MINUTES, 2.0),
-        RateRow("trainer", GATE_MINUTES, 2.0),
-        RateRow("spin", 6.0, 2.0),
+        RateRow(command, "spin", MINUTES, "2@step"),
+        RateRow(command, "trainer", MINUTES, "2@step"),
+        RateRow(command, "spin", 6.0, "2@step"),
+        RateRow(OVERHEAD if command is GATE else GATE, "spin", MINUTES, "2@step"),
     )
     report = Report([row, *others])
     for seed in range(3):
-        add(report, trial(2.0, seed=seed))
-    add(report, replace(trial(2.0, seed=3), incomplete=("head died",)))
-    assert (row.runs, row.judged, row.found, *(other.runs for other in others)) == (4, 3, 3, 0, 0)
+        assert add(report, trial(2.0, seed=seed))
+    assert not add(report, replace(trial(2.0, seed=3), incomplete=("it died",)))
+    assert (row.runs, row.judged, row.found, *(other.runs for other in others)) == (4, 3, 3, 0, 0, 0)
     assert row.verdicts == {"over": 3, "invalid": 1}
+    assert row.held >= 2
+    assert row.unblamed == 0, "the injected one is blamed, no other"
     assert all(abs(error) < 1.0 for error in row.errors)
-    assert row.rivals["pyperf t-test"] == 3
+    assert row.rivals.get("pyperf t-test") == (3 if command is GATE else None)
 
 
-@pytest.mark.slow
-def test_identical_code_is_judged_with_its_times_scaled_too() -> None:
-    """As precisely as if head had really lost that share, and only by gates of identical code."""
-    rows = make_rows(["spin"], GATE_MINUTES, COSTS)
+@pytest.mark.parametrize("trial", [gate, overhead])
+def test_runs_without_a_cost_are_judged_with_times_scaled_too(trial: Callable[..., Trial]) -> None:
+    """As precisely as if it had really lost that share, and only those without a cost."""
+    rows = make_rows(trial().command, "spin", MINUTES, COSTS)
     report = Report(rows)
-    for seed in range(5):
-        add(report, trial(0.0, seed=seed))
+    for seed in range(3):
+        add(report, trial(seed=seed))
     add(report, trial(1.0))
-    same, *others = (row for row in rows if row.inject_percent in (0.0, 2.0))
-    assert same.verdicts == {"within": 5}
-    assert [(row.scaled, row.runs, row.found) for row in others] == [(False, 0, 0), (True, 5, 5)]
-    assert others[1].errors == pytest.approx(same.errors, abs=0.02)
-    assert [row.runs for row in rows if row.inject_percent == 1.0] == [1, 5]
+    same, *others = (row for row in rows if row.inject in ("", "2@step"))
+    assert same.found == 0
+    assert [(row.scaled, row.runs, row.found) for row in others] == [(False, 0, 0), (True, 3, 3)]
+    assert others[1].errors == pytest.approx(same.errors, abs=0.05)
+    assert others[1].unblamed == 0
+    assert [row.runs for row in rows if row.inject == "1@step"] == [1, 3]
 
 
-def test_without_real_slowdowns_all_gates_go_to_identical_code() -> None:
-    for nothing in ([], [0.0]):
-        assert list(islice(turns(["spin", "trainer"], nothing), 4)) == [("spin", 0.0), ("trainer", 0.0)] * 2
+def test_a_cost_of_ticks_is_told_by_its_own_layer() -> None:
+    """20 ms of each second come on top of it: 1.98% of the throughput."""
+    assert trials.true_percent("2@tick") == pytest.approx(1.980, abs=0.001)
+    assert (trials.true_percent("2@step"), trials.true_percent("")) == (2.0, 0.0)
+    assert replace(overhead(), inject="2@tick").dear == "injected@tick"
+    assert (overhead(2.0).dear, overhead().dear, gate(2.0).dear) == (INJECTED, "idle", HEAD)
+
+
+def test_without_real_costs_all_runs_go_to_nothing() -> None:
+    for nothing in ([], [""]):
+        found = turns([GATE, OVERHEAD], ["spin"], nothing)
+        assert list(islice(found, 4)) == [(GATE, "spin", ""), (OVERHEAD, "spin", "")] * 2
 
 
 def test_a_list_with_a_0_in_it_is_the_order_itself() -> None:
-    assert (
-        list(islice(turns(["spin"], [0.0, 2.0, 2.0]), 6))
-        == [("spin", percent) for percent in (0.0, 2.0, 2.0)] * 2
-    )
-    assert list(islice(turns(["spin"], [2.0, 1.0]), 5)) == [
-        ("spin", percent) for percent in (0.0, 2.0, 0.0, 1.0, 0.0)
-    ]
-    rows = make_rows(["spin"], GATE_MINUTES, [0.0, 2.0, 2.0])
-    assert [row.inject_percent for row in rows if not row.scaled] == [0.0, 2.0]
+    asked = selfcheck.to_injects("0,2,2@tick")
+    assert asked == ("", "2@step", "2@tick")
+    assert [cost for _, _, cost in islice(turns([GATE], ["spin"], asked), 6)] == [*asked, *asked]
+    alternating = turns([GATE], ["spin"], ["2@step", "1@step"])
+    assert [cost for _, _, cost in islice(alternating, 5)] == ["", "2@step", "", "1@step", ""]
+    rows = make_rows(GATE, "spin", MINUTES, asked)
+    assert [row.inject for row in rows if not row.scaled] == ["", "2@tick", "2@step"]
 
 
-@pytest.mark.slow
-def test_stored_gates_are_judged_again_and_added_up(
+def test_stored_runs_are_judged_again_and_added_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for number, file in enumerate(files):
-        stored_gates.append(file, trial(0.0, seed=number))
-        stored_gates.append(file, trial(5.0, "trainer", seed=number))
-    kept, made = next(stored_gates.read(files[0])).evidence().interval(), evidence(0.0).interval()
-    assert kept is not None
-    assert made is not None
-    assert (kept.low, kept.high, kept.n) == pytest.approx((made.low, made.high, made.n), abs=1e-5)
-    assert judge_again(files, str(tmp_path / "out"), Reporter(quiet=True)) == ExitCode.WITHIN
+        trials.append(file, gate(seed=number))
+        trials.append(file, overhead(5.0, "trainer", seed=number))
+    kept, _ = trials.read(files[0])
+    again, first = kept.judge().all, gate(seed=0).judge().all
+    assert again is not None
+    assert again.estimate is not None
+    assert first is not None
+    assert first.estimate is not None
+    assert (again.estimate.low, again.estimate.high, again.estimate.n) == pytest.approx(
+        (first.estimate.low, first.estimate.high, first.estimate.n), abs=1e-5
+    )
+    assert judge_again(files, str(tmp_path / "out")) == ExitCode.WITHIN
     text = capsys.readouterr().out
     assert "0 of 2 (0-84%)" in text
     assert "2 of 2 (16-100%)" in text
@@ -146,68 +163,72 @@ def test_stored_gates_are_judged_again_and_added_up(
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{}\n", "gates.jsonl:1: missing key 'subject'"), ("", "no gate in it"), (None, "No such file")],
+    [("{}\n", "trials.jsonl:1: missing key 'command'"), ("", "no run in it"), (None, "No such file")],
 )
-def test_a_file_that_holds_no_gates_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
-    file = tmp_path / "gates.jsonl"
+def test_a_file_that_holds_no_runs_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "trials.jsonl"
     if text is not None:
         file.write_text(text)
     with pytest.raises(UserError, match=said):
-        judge_again([file], str(tmp_path / "out"), Reporter(quiet=True))
+        judge_again([file], str(tmp_path / "out"))
 
 
-def test_drift_fools_those_who_measure_base_first_and_not_the_rounds() -> None:
-    drifting = evidence(0.0, drift=0.001)
-    found = drifting.interval()
-    assert found is not None
-    assert found.low < 0.0 < found.high
-    assert other_judges.alarms(drifting.segments) == dict.fromkeys(other_judges.RIVALS, True)
+# -- the others' judges --------------------------------------------------------------------------------------
 
 
-def test_others_find_a_clear_slowdown_and_nothing_in_quiet_identical_code() -> None:
-    assert other_judges.alarms(evidence(0.05).segments) == dict.fromkeys(other_judges.RIVALS, True)
-    assert not any(other_judges.alarms(evidence(0.0, noise=1e-4, seed=5).segments).values())
+def test_point_comparison_is_pytest_benchmarks_own() -> None:
+    from pytest_benchmark.utils import parse_compare_fail
+
+    check = parse_compare_fail("mean:2%")
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        base, head = rng.normal(1.0, 0.01, 20), rng.normal(1.02, 0.01, 20)
+        fails = bool(check.fails({"mean": head.mean()}, {"mean": base.mean()}))
+        assert other_judges.RIVALS["pytest-benchmark mean:2%"](base, head) == fails
 
 
-def test_the_base_first_order_takes_each_side_from_its_half() -> None:
-    base, head = other_judges.base_then_head(evidence(0.0, rounds=4).segments)
-    assert len(base) == len(head) == 12
+@pytest.mark.parametrize("name", list(other_judges.RIVALS))
+def test_judges_know_which_way_is_slower(name: str) -> None:
+    base = np.random.default_rng(1).normal(1.0, 0.005, 20)
+    judge = other_judges.RIVALS[name]
+    assert (judge(base, base * 1.05), judge(base, base * 0.95), judge(base, base)) == (True, False, False)
+
+
+def test_drift_fools_those_who_measure_base_first_and_not_the_pairs() -> None:
+    drifting = gate(drift=0.0005)
+    said = drifting.judge()
+    assert said.verdict is Verdict.WITHIN
+    assert other_judges.alarms(drifting.pairs, HEAD) == dict.fromkeys(other_judges.RIVALS, True)
+    assert not any(other_judges.alarms(gate(seed=5).pairs, HEAD).values())
+    base, head = other_judges.base_then_head(drifting.pairs, HEAD)
+    assert len(base) == len(head) == 48
+
+
+# -- what is wrong is red ------------------------------------------------------------------------------------
+
+
+def row(inject: str = "", command: Command = GATE, **verdicts: int) -> RateRow:
+    return RateRow(command, "spin", MINUTES, inject, runs=sum(verdicts.values()), verdicts=verdicts)
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("report", "code"),
     [
-        (
-            Report([RateRow("spin", GATE_MINUTES, 0.0)], untried=["no gate of spin was measured and judged"]),
-            ExitCode.INCOMPLETE,
-        ),
-        (Report([RateRow("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})]), ExitCode.WITHIN),
-        (
-            Report(
-                [RateRow("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 2})], untried=["interrupted"]
-            ),
-            ExitCode.INCOMPLETE,
-        ),
-        (
-            Report([RateRow("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"within": 1, "over": 1})]),
-            ExitCode.OVER,
-        ),
-        (
-            Report(
-                [RateRow("spin", GATE_MINUTES, 0.0, runs=2, verdicts={"over": 1})], untried=["interrupted"]
-            ),
-            ExitCode.OVER,
-        ),
-        (
-            Report([RateRow("spin", GATE_MINUTES, 2.0, runs=2, verdicts={"within": 1, "over": 1})]),
-            ExitCode.OVER,
-        ),
-        (
-            Report([RateRow("spin", GATE_MINUTES, 1.0, runs=2, verdicts={"within": 1, "slower": 1})]),
-            ExitCode.WITHIN,
-        ),
-        (Report([RateRow("spin", GATE_MINUTES, 5.0, runs=1, verdicts={"slower": 1})]), ExitCode.WITHIN),
+        (Report([row()], untried=["no gate of spin was measured and judged"]), ExitCode.INCOMPLETE),
+        (Report([row(within=2)]), ExitCode.WITHIN),
+        (Report([row(within=2)], untried=["interrupted"]), ExitCode.INCOMPLETE),
+        (Report([row(within=1, over=1)]), ExitCode.OVER),
+        (Report([row(command=OVERHEAD, within=1, over=1)]), ExitCode.OVER),
+        (Report([row(within=99, over=1)]), ExitCode.WITHIN),
+        (Report([row(within=97, over=3)]), ExitCode.WITHIN),
+        (Report([row(within=96, over=4)]), ExitCode.OVER),
+        (Report([row(within=99), row(command=OVERHEAD, within=1, over=1)]), ExitCode.OVER),
+        (Report([row(within=1, over=1)], untried=["interrupted"]), ExitCode.OVER),
+        (Report([row("2@step", within=1, over=1)]), ExitCode.OVER),
+        (Report([row("2@tick", OVERHEAD, within=1, over=1)]), ExitCode.OVER),
+        (Report([row("1@step", within=1, slower=1)]), ExitCode.WITHIN),
+        (Report([row("5@step", slower=1)]), ExitCode.WITHIN),
         (Report([], [PlantFound("item", True, "+4 syncs")]), ExitCode.WITHIN),
         (
             Report([], [PlantFound("item", True, "+4 syncs"), PlantFound("busy_loop", None, "no time")]),
@@ -217,66 +238,53 @@ def test_the_base_first_order_takes_each_side_from_its_half() -> None:
     ],
 )
 def test_a_harness_that_was_wrong_or_tried_nothing_is_red(report: Report, code: ExitCode) -> None:
-    assert exit_code(report) is code
+    assert exit_code(report) == code
 
 
-def test_the_tables_name_subject_question_answer_and_bounds() -> None:
+def test_one_alarm_in_a_hundred_is_what_a_right_harness_gives() -> None:
+    most = {hits: max(n for n in range(hits, 200) if too_often(hits, n)) for hits in (1, 2, 3)}
+    assert most == {1: 5, 2: 35, 3: 82}
+    assert not too_often(0, 10)
+
+
+def test_the_report_says_it_all() -> None:
     report = Report(
-        make_rows(["spin"], GATE_MINUTES, COSTS), [PlantFound("item", True, "+4 syncs")], seconds=600.0
+        [*make_rows(GATE, "spin", MINUTES, COSTS), *make_rows(OVERHEAD, "spin", MINUTES, ["2@thread"])],
+        [PlantFound("item", True, "+4 syncs")],
+        seconds=600.0,
     )
-    add(report, replace(trial(0.0), commit="abc"))
+    add(report, gate())
+    add(report, overhead())
     text = to_text(report)
     lines = text.splitlines()
     assert next(line for line in lines if line.startswith("spin       none")).split() == [
         *("spin", "none", "0.5", "0", "of", "1", "(0-98%)"),
         *(f"{report.rows[0].widths[0]:.2f}%", f"{report.rows[0].errors[0]:+.2f}%", "1", "within"),
     ]
-    assert any(line.startswith("spin       1% real") for line in lines)
     assert any(line.startswith("spin       1% scaled") for line in lines)
-    assert "+4 syncs" in text
+    assert any(line.startswith("spin       2% thread") for line in lines)
     assert "Some CPU, 2 cores; 10 min 00 s; commit abc" in text
     assert max(map(len, lines)) <= 80
-    assert to_markdown(report).count("\n## ") == 4
-    assert json.loads(to_json(report))["schema"] == "dflash-bench/selfcheck/3"
+    assert to_markdown(report).count("\n## ") == 5
+    assert json.loads(to_json(report))["schema"] == "dflash-bench/selfcheck/4"
 
 
-@pytest.mark.slow
-def test_gates_of_unlike_lengths_are_not_added_up() -> None:
-    stored = [trial(0.0), replace(trial(0.0, seed=1), minutes=6.0), replace(trial(2.0, seed=2), minutes=6.0)]
+def test_runs_of_unlike_lengths_are_not_added_up() -> None:
+    stored = [gate(), replace(gate(seed=1), minutes=6.0), replace(gate(2.0, seed=2), minutes=6.0)]
     rows = rows_of(stored)
-    assert [(row.minutes, row.inject_percent) for row in rows if not row.scaled] == [
-        (0.5, 0.0),
-        (6.0, 0.0),
-        (6.0, 2.0),
+    assert [(one.minutes, one.inject) for one in rows if not one.scaled] == [
+        (0.5, ""),
+        (6.0, ""),
+        (6.0, "2@step"),
     ]
     report = Report(rows)
     for one in stored:
         add(report, one)
-    assert [(noise.minutes, noise.gates) for noise in report.noise] == [(0.5, 1), (6.0, 2)]
-    assert [row.runs for row in rows] == [1] * len(rows)
-    assert not [row for row in rows_of([trial(1.0)]) if row.scaled], "nothing to scale without identical code"
+    assert [one.runs for one in rows] == [1] * len(rows)
+    assert not [one for one in rows_of([gate(1.0)]) if one.scaled], "nothing to scale"
 
 
-@pytest.mark.parametrize(("launch_percent", "low", "high"), [(0.0, 0.6, 1.6), (2.0, 4.0, 16.0)])
-def test_the_noise_of_launches_is_told_from_that_of_rounds(
-    launch_percent: float, low: float, high: float
-) -> None:
-    """1 where launches add none; 1 + (2%)^2 / (4%^2 / 30 rounds) = 8.5 where each is off by 2%."""
-    rng, noise = np.random.default_rng(3), LaunchNoise("spin", 1.0)
-    for _ in range(20):
-        process = np.repeat(np.arange(5), 30)
-        plain = 0.3 + rng.normal(0, 0.01 * launch_percent, 5)[process] + rng.normal(0, 0.04, len(process))
-        noise.add(Rounds(process, plain, np.empty(0), np.empty(0)))
-    assert noise.round_percent == pytest.approx(4.0, rel=0.05)
-    assert noise.launch_ratio is not None
-    assert low < noise.launch_ratio < high
-    assert (noise.gates, noise.rounds, noise.launches, noise.between_df) == (20, 3000, 100, 80)
-
-
-def test_one_launch_of_one_round_says_nothing_of_the_noise() -> None:
-    noise = LaunchNoise("spin", 1.0)
-    noise.add(Rounds(np.zeros(1, np.int64), np.zeros(1), np.empty(0), np.empty(0)))
-    assert (noise.launches, noise.round_percent, noise.launch_ratio) == (0, None, None)
+# -- planted faults ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -301,117 +309,6 @@ def test_a_timing_run_that_dies_is_a_fault_that_was_missed() -> None:
     assert "no/such/config.toml" in found.how
 
 
-@pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
-    """Runs a self-check of made-up gates by a clock that jumps; what was injected in each."""
-    clock = iter(range(0, 100_000, 10))
-    monkeypatch.setattr(selfcheck.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(selfcheck, "check_plants", lambda *arguments: [PlantFound("item", True, "+4 syncs")])
-
-    def run(
-        code: ExitCode = ExitCode.WITHIN, broken: str = "", interrupted_at: int = -1, **changes: Any
-    ) -> list[float]:
-        asked: list[float] = []
-
-        def try_gate(config: Config, subject: str, inject_percent: float, minutes: float, seed: int) -> Trial:
-            if len(asked) == interrupted_at:
-                raise KeyboardInterrupt
-            asked.append(inject_percent)
-            made = replace(trial(inject_percent, subject, seed=seed, rounds=4), minutes=minutes)
-            return replace(made, incomplete=("head died",)) if subject == broken else made
-
-        monkeypatch.setattr(selfcheck, "try_gate", try_gate)
-        settings: dict[str, Any] = {
-            "minutes": 8,
-            "subjects": ("spin",),
-            "gate_minutes": GATE_MINUTES,
-            "seed": 0,
-        } | changes
-        out = str(tmp_path / "out")
-        assert (
-            run_selfcheck(Config(), config_path="x.toml", out=out, reporter=Reporter(quiet=True), **settings)
-            == code
-        )
-        return asked
-
-    return run
-
-
-@pytest.mark.slow
-def test_time_goes_to_each_kind_of_gate_in_turn(
-    check: Callable[..., list[float]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    asked = check()
-    assert len(asked) >= 8
-    assert asked[:8] == [0.0, 1.0, 0.0, 2.0, 0.0, 5.0, 0.0, 1.0]
-    stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
-    assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(asked)
-    assert [kept.inject_percent for kept in stored_gates.read(tmp_path / "out" / "gates.jsonl")] == asked
-    assert "5% real" in capsys.readouterr().out
-    assert (tmp_path / "summary.md").read_text().startswith("# Self-check of the harness")
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-def test_what_was_found_wrong_is_in_the_job_summary_too(
-    check: Callable[..., list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A red step runs nothing after its command."""
-    monkeypatch.setattr(
-        selfcheck, "check_plants", lambda *arguments: [PlantFound("item", False, "nothing changed")]
-    )
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    check(ExitCode.OVER)
-    assert re.search(r"\| item +\| NO ", (tmp_path / "summary.md").read_text())
-
-
-@pytest.mark.slow
-def test_a_second_check_into_the_same_folder_goes_on_from_there(
-    check: Callable[..., list[float]], tmp_path: Path
-) -> None:
-    first, second = check(plants=False), check(injected=[0.0], gate_minutes=1.0, plants=False)
-    stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
-    assert sum(row["runs"] for row in stored["rows"] if not row["scaled"]) == len(first) + len(second)
-    assert [
-        kept.inject_percent for kept in stored_gates.read(tmp_path / "out" / "gates.jsonl")
-    ] == first + second
-    assert stored["seconds"] > 60 * GATE_MINUTES * len(first)
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-def test_gates_of_an_earlier_check_do_not_excuse_one_that_measured_nothing(
-    check: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check(plants=False)
-    assert check(ExitCode.INCOMPLETE, minutes=0.1, plants=False) == []
-    assert "INCOMPLETE: no gate of spin was measured and judged" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-def test_one_subject_whose_gates_all_fail_is_not_hidden_by_another(
-    check: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check(ExitCode.INCOMPLETE, subjects=("spin", "trainer"), broken="trainer")
-    assert "INCOMPLETE: no gate of trainer was measured and judged" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-def test_an_interrupted_check_is_not_green(
-    check: Callable[..., list[float]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert len(check(ExitCode.INCOMPLETE, interrupted_at=3)) == 3
-    shown = capsys.readouterr().out
-    assert "INCOMPLETE: interrupted" in shown
-    assert "0 of 2" in shown
-
-
 @pytest.mark.fault
 def test_planted_faults_for_which_no_time_is_left_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.selfcheck import plant_check
@@ -425,3 +322,196 @@ def test_planted_faults_for_which_no_time_is_left_are_said(monkeypatch: pytest.M
     assert {plant.name for plant in found if plant.found is None} == set(PLANTED) - set(COUNTED)
     assert len(found) == len(PLANTED)
     assert "untried" in to_text(Report([], found))
+
+
+# -- a whole check -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, str]]]:
+    """Runs a self-check of made-up runs by a clock that jumps; what was asked of each turn."""
+    clock = iter(range(0, 100_000, 10))
+    monkeypatch.setattr(selfcheck.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(rates, "SCALED", (2.0,))
+    monkeypatch.setattr(selfcheck, "check_plants", lambda *arguments: [PlantFound("item", True, "+4 syncs")])
+
+    def run(
+        code: ExitCode = ExitCode.WITHIN, broken: str = "", interrupted_at: int = -1, **changes: Any
+    ) -> list[tuple[str, str]]:
+        asked: list[tuple[str, str]] = []
+
+        def take(
+            command: Command, subject: str, config: Config, inject: str, minutes: float, seed: int, _: float
+        ) -> Iterator[Trial]:
+            if len(asked) == interrupted_at:
+                raise KeyboardInterrupt
+            asked.append((command.value, inject))
+            percent = trials.true_percent(inject)
+            # A session gives two runs, a gate is one.
+            for number in range(2 if command is OVERHEAD else 1):
+                one = (gate if command is GATE else overhead)(percent, subject, seed=seed + number)
+                one = replace(one, minutes=minutes)
+                yield replace(one, incomplete=("it died",)) if subject == broken else one
+
+        monkeypatch.setattr(selfcheck, "take", take)
+        settings: dict[str, Any] = {
+            "minutes": 8,
+            "subjects": ("spin",),
+            "run_minutes": {GATE: MINUTES, OVERHEAD: MINUTES},
+            "reporter": Reporter(quiet=True),
+            "plants": False,
+        } | changes
+        out = str(tmp_path / "out")
+        assert run_selfcheck(Config(), config_path="x.toml", out=out, **settings) == code
+        return asked
+
+    return run
+
+
+def test_time_goes_to_each_kind_of_run_in_turn(
+    check: Callable[..., list[tuple[str, str]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    asked = check(minutes=4, plants=True)
+    assert len(asked) >= 4
+    assert asked[:4] == [("gate", ""), ("overhead", ""), ("gate", "1@step"), ("overhead", "1@step")]
+    stored = json.loads((tmp_path / "out" / "selfcheck.json").read_text())
+    kept = list(trials.read(tmp_path / "out" / "trials.jsonl"))
+    assert sum(one["runs"] for one in stored["rows"] if not one["scaled"]) == len(kept)
+    runs = [one for one in asked for _ in range(2 if one[0] == "overhead" else 1)]
+    assert [(one.command.value, one.inject) for one in kept] == runs
+    assert "planted fault" in capsys.readouterr().out
+    assert (tmp_path / "summary.md").read_text().startswith("# Self-check of the harness")
+
+
+@pytest.mark.fault
+def test_what_was_found_wrong_is_in_the_job_summary_too(
+    check: Callable[..., list[tuple[str, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A red step runs nothing after its command."""
+    monkeypatch.setattr(
+        selfcheck, "check_plants", lambda *arguments: [PlantFound("item", False, "nothing changed")]
+    )
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    check(ExitCode.OVER, plants=True, minutes=2, run_minutes={GATE: MINUTES})
+    assert re.search(r"\| item +\| NO ", (tmp_path / "summary.md").read_text())
+
+
+def test_a_second_check_goes_on_from_there_and_earlier_runs_excuse_none_that_measured_nothing(
+    check: Callable[..., list[tuple[str, str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = {"injected": [""], "minutes": 2}
+    first = check(run_minutes={GATE: MINUTES}, **only)
+    second = check(run_minutes={GATE: 1.0}, **only)
+    kept = list(trials.read(tmp_path / "out" / "trials.jsonl"))
+    assert len(kept) == len(first) + len(second)
+    assert {one.minutes for one in kept} == {MINUTES, 1.0}
+    assert check(ExitCode.INCOMPLETE, minutes=0.1) == []
+    assert "INCOMPLETE: no gate of spin was measured and judged" in capsys.readouterr().out
+
+
+@pytest.mark.fault
+def test_one_subject_whose_runs_all_fail_is_not_hidden_by_another(
+    check: Callable[..., list[tuple[str, str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(ExitCode.INCOMPLETE, subjects=("spin", "trainer"), broken="trainer", injected=[""], minutes=4)
+    shown = capsys.readouterr().out
+    assert "INCOMPLETE: no gate of trainer was measured and judged" in shown
+    assert "INCOMPLETE: no run of overhead of trainer was measured and judged" in shown
+
+
+@pytest.mark.fault
+def test_an_interrupted_check_is_not_green(
+    check: Callable[..., list[tuple[str, str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(check(ExitCode.INCOMPLETE, interrupted_at=3, injected=[""])) == 3
+    shown = capsys.readouterr().out
+    assert "INCOMPLETE: interrupted" in shown
+    assert "0 of 2" in shown
+
+
+# -- sessions and known costs, on the simulated light subject ------------------------------------------------
+
+
+def simulated(injections: tuple[Injection, ...] = (), **changes: Any) -> SpinPairs:
+    costs = {"idle": Cost()} | {one.name: cost_of(one) for one in injections}
+    return SpinPairs(costs, noise=Noise(), **changes)
+
+
+def session(made: SpinPairs, monkeypatch: pytest.MonkeyPatch, session_s: float) -> list[Trial]:
+    real = taking.measure
+    monkeypatch.setattr(taking, "measure", lambda *given, **named: real(*given, clock=made.clock_s, **named))
+    return list(taking.take_overhead(made, "spin", "", 0.5, 0, session_s))
+
+
+def test_one_session_gives_many_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ended by the rule that ends a run of its own, none with a pair of another."""
+    # Whatever else runs on this machine takes nothing from the simulated clock.
+    runs = [replace(run, before=None, after=None) for run in session(simulated(), monkeypatch, 60.0)]
+    assert len(runs) >= 3
+    numbers = [pair.number for run in runs for pair in run.pairs]
+    assert numbers == list(range(len(numbers)))
+    assert all(0 < run.minutes_taken <= 0.75 for run in runs)
+    assert {run.judge().verdict for run in runs} == {Verdict.WITHIN}, runs[0].judge().reasons
+    assert {run.switches for run in runs} == {("idle",)}
+
+
+@pytest.mark.fault
+def test_a_session_that_crashes_leaves_no_run_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, last = session(simulated(crash_with="idle"), monkeypatch, 60.0)
+    assert "planted crash" in last.incomplete[0]
+    assert last.judge().exit_code is ExitCode.INCOMPLETE
+
+
+def known(truth: dict[str, float], *, seed: int = 3) -> list[known_costs.Found]:
+    """Rows of made-up pairs in which each switch costs `truth` of the time in every layer named by its
+    place."""
+    switches = (INJECTED, "injected@tick", "idle")
+    layers = {INJECTED: Layer.PATH, "injected@tick": Layer.TICK, "idle": Layer.PATH}
+    pairs: list[Pair] = []
+    for place, layer in enumerate(LENGTHS):
+        own = {name: truth[name] for name in switches if layers[name] is layer}
+        noise = 0.002 * np.random.default_rng(seed + place).normal(size=400)
+        pairs += pairs_of(switches, noise, own, seed + place, layers=(layer,))
+    injections = (Injection(2.0), Injection(2.0, Place.TICK))
+    return known_costs.compare(pairs, switches, SECONDS_PER, injections)
+
+
+def test_known_costs_are_found_under_their_own_names() -> None:
+    rows = known({INJECTED: 0.0202, "injected@tick": 0.02, "idle": 0.0})
+    assert [one.name for one in rows] == [INJECTED, "injected@tick", "idle", PLACEBO]
+    assert all(one.right for one in rows)
+    assert [one.truth for one in rows] == [2.0, 20.0, 0.0, 0.0]
+    assert "WRONG" not in known_costs.report(rows)
+    assert "20 ms a tick" in known_costs.report(rows)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("truth", "wrong"),
+    [
+        ({INJECTED: 0.0, "injected@tick": 0.02, "idle": 0.0}, INJECTED),
+        ({INJECTED: 0.0202, "injected@tick": 0.03, "idle": 0.0}, "injected@tick"),
+        ({INJECTED: 0.0202, "injected@tick": 0.02, "idle": 0.01}, "idle"),
+    ],
+)
+def test_a_known_cost_that_is_missed_or_laid_on_another_is_wrong(truth: dict[str, float], wrong: str) -> None:
+    rows = known(truth)
+    assert [one.name for one in rows if not one.right] == [wrong]
+    assert known_costs.report(rows).count("WRONG") == 1
+
+
+@pytest.mark.fault
+def test_what_was_not_measured_is_not_right() -> None:
+    rows = known_costs.compare([], ("idle",), SECONDS_PER, ())
+    assert [one.right for one in rows] == [False, False]
+
+
+def test_the_light_subject_loses_what_it_is_told_to_lose() -> None:
+    rows, faults = known_costs.measure_known(simulated, 6.0, 0, Reporter(quiet=True))
+    assert faults == []
+    assert sum(one.layer is not None for one in rows) == len(Place) - 1, "every place but the targets"
+    assert [one.name for one in rows if not one.right] == []

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench.records.pairs import ALL, PLACEBO, Layer, Pair, Question
+from bench.records.pairs import ALL, PLACEBO, Layer, Pair, Question, Segment
 from bench.records.types import log_ratio, slowdown_percent
 from bench.statistics import effects
 from bench.statistics.design import Draw
@@ -198,14 +198,31 @@ def test_the_unit_of_a_gate_is_the_launch() -> None:
             first = names if rng.random() < 0.5 else frozenset()
             draw = Draw(Layer.PATH, Question.EACH, first, names - first)
             pairs.append(pair_of(draw, i, 0.003 * rng.normal(size=2), {"head": shift}, process=launch))
-    found = effects.estimate_launches(pairs, "head", 1.0)
+    found = effects.estimate_launches(pairs, "head", {Layer.PATH: 1.0}, 1.0)
     assert found is not None
     assert found.n == 8
     assert 0.5 < found.standard_error < 2.0
-    means = effects.launches(pairs, "head").y
+    means = effects.launches(pairs, "head", {Layer.PATH: 1.0}).y
     flips = np.array(list(product((-1, 1), repeat=8))) @ means
     assert found.p_slower == pytest.approx(np.mean(flips >= means.sum() - 1e-12))
-    assert effects.estimate_launches([p for p in pairs if p.process < 6], "head", 1.0) is None
+    assert effects.estimate_launches(pairs[:120], "head", {Layer.PATH: 1.0}, 1.0) is None
+
+
+def test_the_steps_of_a_gates_tick_are_not_its_ticks_cost() -> None:
+    """Head loses 10% of each step and 20 ms in each tick, of which there is one a second."""
+    pairs = []
+    for process in range(7):
+        for number in range(8):
+            for layer, steps, more in ((Layer.PATH, 1, 0.0), (Layer.TICK, 5, 0.02)):
+                base = Segment((), steps, 100 * steps, 0.09 * steps + (0.003 if layer is Layer.TICK else 0.0))
+                seconds = 0.1 * steps + more + (0.003 if layer is Layer.TICK else 0.0)
+                head = Segment(("head",), steps, 100 * steps, seconds)
+                halves = (base, head) if number % 2 else (head, base)
+                pairs.append(Pair(number, layer, Question.EACH, *halves, process=process))
+    seconds_per = {Layer.PATH: 1.0, Layer.TICK: 1.0}
+    found = effects.launches(pairs, "head", seconds_per).y
+    assert found == pytest.approx([np.log(0.1 / 0.09) + 0.02] * 7)
+    assert len(effects.launches(pairs[::2], "head", seconds_per).y) == 0, "a layer is missing"
 
 
 def test_few_pairs_of_one_layer_say_nothing_at_all() -> None:

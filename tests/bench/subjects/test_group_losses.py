@@ -34,7 +34,7 @@ def test_a_difference_of_one_bit_is_named_and_only_its_pairs_differ() -> None:
     found = check_pair_losses(PAIRS, [*(LOSSES | {17: changed, 32: 4.0}).items()])
     assert [one.losses_equal for one in found.pairs] == [True, False, False, True]
     assert found.difference == (
-        f"step 17 (group 3 of the cycle, pair 1, on: b, c): loss {changed!r}, was {LOSSES[10]!r} at step 10"
+        f"step 17 (group 3 of the cycle, on: b, c): loss {changed!r}, was {LOSSES[10]!r} at step 10"
     )
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.plan import make_arms
 from bench.progress import Reporter
-from bench.records.types import OFF, Arm
+from bench.records.types import OFF
 from bench.syncs import counting
-from bench.syncs.counting import ProcessCounter, counted_arms
+from bench.syncs.counting import ProcessCounter
 
 QUIET = Reporter(quiet=True)
-ARMS = make_arms(("a", "b"))
+ARMS = {OFF: (), "a": ("a",), "b": ("b",), "all": ("a", "b")}
 FOR_EVER = "import signal; signal.pause()"
 
 
@@ -27,11 +26,6 @@ def counter(folder: Path, body: str) -> ProcessCounter:
         "import json, sys\nrequest = json.load(sys.stdin)\n" + textwrap.dedent(body)
     )
     return ProcessCounter({"name": "x"}, root=folder, python=sys.executable)
-
-
-def test_only_arms_that_say_something_are_counted() -> None:
-    assert [arm.name for arm in counted_arms(ARMS)] == ["off", "only:a", "only:b", "all"]
-    assert counted_arms(()) == [Arm(OFF)]
 
 
 def test_the_answer_comes_back_by_arm(tmp_path: Path) -> None:
@@ -46,7 +40,7 @@ def test_the_answer_comes_back_by_arm(tmp_path: Path) -> None:
     counts, faults = pending.result()
     pending.close()
     assert faults == ()
-    assert {arm: one.syncs for arm, one in counts.items()} == {"off": 0, "only:a": 1, "only:b": 1, "all": 2}
+    assert {arm: one.syncs for arm, one in counts.items()} == {"off": 0, "a": 1, "b": 1, "all": 2}
 
 
 @pytest.mark.fault

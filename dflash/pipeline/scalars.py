@@ -84,9 +84,8 @@ class LateScalars:
 
     def _take(self, at: int) -> LateRow:
         # A copy made by torch, so that a simulated device sees the host read the ring.
-        row = LateRow(
-            self._steps[at], self._rows[at].clone().numpy(), self._tags[at]
-        )  # sync: ok, host memory
+        values = self._rows[at].clone().numpy()  # sync: ok, host memory
+        row = LateRow(self._steps[at], values, self._tags[at])
         self._tags[at] = None
         self._tail += 1
         return row

@@ -194,7 +194,7 @@ def run_overhead(
         together=options.together,
         end_s=started + QUICK_END_S if options.quick and options.minutes is None else None,
     )
-    pending = count.start(counted_arms(asked)) if count is not None else None
+    pending = count.start(counted_arms(asked, quick=options.quick)) if count is not None else None
     try:
         run = measure(
             subject,
@@ -214,9 +214,10 @@ def run_overhead(
     return receipt
 
 
-def counted_arms(asked: Asked) -> dict[str, tuple[str, ...]]:
-    """What is counted: all off, each switch alone, and all."""
-    each = {} if asked.together else {name: (name,) for name in asked.switches}
+def counted_arms(asked: Asked, *, quick: bool = False) -> dict[str, tuple[str, ...]]:
+    """What is counted: all off, each switch alone, and all. A quick run has no time for each alone: what
+    rises with all on is found, and not whose it is."""
+    each = {} if asked.together or quick else {name: (name,) for name in asked.switches}
     return {OFF: (), **each, ALL: asked.switches}
 
 
@@ -239,9 +240,8 @@ def make_receipt(
         only_together=options.together,
     )
     unfit = state.unfit(run.before, run.after) if run.before and run.after else ()
-    judgement = judge(
-        evidence(run, found, counts, faults), options.budgets, unfit, counts_required=counts_required
-    )
+    shown = evidence(run, found, counts, faults, quick=options.quick)
+    judgement = judge(shown, options.budgets, unfit, counts_required=counts_required)
     # It is not judged: that it is within or over would say nothing of a collector.
     placebo, injected = found.placebo, options.injection
     half = options.budgets.collector_percent

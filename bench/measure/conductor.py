@@ -19,12 +19,13 @@ from statistics import median
 from typing import Protocol
 
 from bench.measure.lengths import Lengths, Pilot
+from bench.measure.settling import LengthPilot
 from bench.progress import Reporter
 from bench.records.pairs import Layer, Pair, Request, Segment
 from bench.statistics.design import Draw
 from bench.subjects.pairs import OnSegment, Wanted
 
-BLOCK_S = 4.0
+BLOCK_S = 8.0
 """A block lasts about so long: long beside the lead-in steps that a new group costs."""
 PAIRS_PER_BLOCK = (4, 512)
 PILOT_SEGMENTS = 6
@@ -69,7 +70,8 @@ class Conductor:
         groups: groups of batches in the subject's cycle.
         time_s: for pairs.
         choose: fixes the lengths by the pilot.
-        opening: what the subject does before the pilot (an undisturbed stretch).
+        settle: finds how long a segment must be for a wait to cost what it does in training.
+        opening: what the subject does before the pilots (an undisturbed stretch).
         ready: called while the subject does that; returns when nothing runs beside it any more.
         between: called between two blocks, while the subject stands still.
         process: number of the launch, which the pairs get.
@@ -86,6 +88,7 @@ class Conductor:
     seed: int = 0
     process: int = 0
     what: str = "measuring"
+    settle: LengthPilot | None = None
     opening: Sequence[Wanted] = ()
     ready: Callable[[], None] = lambda: None
     between: Callable[[], None] = lambda: None
@@ -145,6 +148,9 @@ class Conductor:
         for wanted in self.opening:
             self._requests.put(wanted)
         self.ready()
+        if self.settle is not None:
+            for request in self.settle.requests():
+                self.settle.on_segment(self._take([request])[0])
         lengths = self.lengths = self.choose(self._take_pilot())
         started = self.clock()
         self.reporter.begin(self.what)
@@ -195,6 +201,8 @@ class Conductor:
         while len(draws) < least or (lasts_s < BLOCK_S and len(draws) < most):
             draws.append(next(endless))
             lasts_s += lengths.pair_s(draws[-1].layer)
+        # Pairs of a layer stand together: going from the path to ticks costs lead-in steps each time.
+        draws.sort(key=lambda draw: [*Layer].index(draw.layer))
         requests = [
             Request(on, lengths.steps[draw.layer], group, draw.layer, number + place, half)
             for place, draw in enumerate(draws)

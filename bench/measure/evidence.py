@@ -17,12 +17,15 @@ def evidence(
     found: Observations,
     counts: Mapping[str, ExactCounts],
     faults: Sequence[str] = (),
+    *,
+    quick: bool = False,
 ) -> Evidence:
     """Everything that the verdict of `overhead` is taken from.
 
     Args:
         counts: exact counts under "off", each switch's name, and "all".
         faults: what went wrong while counting, one line each.
+        quick: switches by themselves need not have been counted.
     """
     asked = measured.asked
     accounted = measured.result.accounted_percent or {}
@@ -30,7 +33,7 @@ def evidence(
 
     def observed(name: str) -> Observed:
         added, fault = None, ""
-        if counts:
+        if counts and (name in counts or name == ALL or not quick):
             added, fault = difference(
                 counts.get(OFF), counts.get(name), "all off", f"{name} on" if name != ALL else "all on"
             )

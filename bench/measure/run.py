@@ -16,6 +16,7 @@ from bench.machine.sentinel import Sentinel, run_sentinel
 from bench.measure.conductor import Conductor, Look
 from bench.measure.cuts import Cuts
 from bench.measure.lengths import Lengths, Pilot, choose
+from bench.measure.settling import LengthPilot
 from bench.progress import Reporter, human_time
 from bench.records.pairs import PLACEBO, Layer, Pair, Question
 from bench.records.types import MachineState, Throughput
@@ -29,6 +30,8 @@ from bench.subjects.protocol import SubjectResult
 
 LEAST_S = 15.0
 """Measuring gets so much time at least, however long building took."""
+SETTLE_SHARE = 0.1
+"""Of the time for pairs that the pilot of lengths may take on top."""
 INTERRUPTED = "interrupted"
 
 
@@ -43,7 +46,6 @@ class Asked:
         time_s: most seconds of pairs.
         end_s: time on the clock at which all should be over: what building took beyond its share, measuring
             gives up.
-        settled_steps: see `Lengths`.
     """
 
     switches: tuple[str, ...]
@@ -52,7 +54,6 @@ class Asked:
     seed: int = 0
     together: bool = False
     end_s: float | None = None
-    settled_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +264,15 @@ def _conductor(
     single = len(asked.switches) == 1
     question = Question.EACH if single else Question.TOGETHER
     judge = _Enough(asked, layers, every, question, reporter)
+    settle = LengthPilot(subject.pilot_switch, SETTLE_SHARE * asked.time_s, seed=asked.seed)
     if cuts is not None:
         cuts.judge, cuts.restart = judge, judge.restart
 
     def chosen(pilot: Pilot) -> Lengths:
-        judge.lengths = choose(pilot, asked.settled_steps)
+        settled = settle.decide()
+        if settle.switch is not None:
+            reporter.say(f"pilot: {settled.why}")
+        judge.lengths = choose(pilot, settled.steps)
         told = ", ".join(f"{judge.lengths.steps[layer]} ({layer})" for layer in layers)
         reporter.say(
             f"plan: pairs of neighbouring segments, steps in each: {told}; a step takes "
@@ -292,6 +297,7 @@ def _conductor(
         time_s=asked.time_s if cuts is None else max(cuts.session_s, cuts.run_s),
         reporter=reporter,
         seed=asked.seed,
+        settle=settle,
         opening=[Stretch(flushes)] if subject.periods else [],
         ready=ready,
         between=gpus.look,

@@ -10,6 +10,7 @@ import pytest
 
 from bench.measure.conductor import OVERTIME, PILOT_EVENTS, PILOT_SEGMENTS, Conductor, Look
 from bench.measure.lengths import Lengths, Pilot, choose
+from bench.measure.settling import LengthPilot
 from bench.progress import Reporter
 from bench.records.pairs import PLACEBO, Layer, Pair, Request, Segment
 from bench.statistics.design import draws
@@ -41,6 +42,7 @@ class FakeSubject:
     asked: list[Request] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     stretched: bool = False
+    waits_from: int = 10**9
 
     def __call__(self, requests: Iterator[Wanted], on_segment: Callable[[Segment], None]) -> None:
         for request in requests:
@@ -54,7 +56,8 @@ class FakeSubject:
             self.threads.add(threading.current_thread().name)
             self.asked.append(request)
             more = {Layer.PATH: 0.0, Layer.TICK: 0.05, Layer.FLUSH: 0.2}[request.layer]
-            seconds = 0.1 * request.steps + more
+            waits = max(0, request.steps - self.waits_from) * ("wait" in request.on)
+            seconds = 0.1 * request.steps + more + 0.02 * waits
             self.clock.advance(seconds)
             on_segment(
                 Segment(
@@ -186,3 +189,13 @@ def test_lengths_of_the_layers() -> None:
     assert choose(Pilot(0.1, {}), settled_steps=8).steps == {Layer.PATH: 8}
     with pytest.raises(ValueError, match="some time"):
         choose(Pilot(0.0, {}))
+
+
+def test_the_pilot_of_lengths_comes_before_all_pairs() -> None:
+    """A wait that costs nothing in a single step, and 20 ms in each later one: one step is not enough."""
+    clock = Clock()
+    conductor = make(clock)
+    settle = conductor.settle = LengthPilot("wait", 50.0, clock=clock.seconds)
+    conductor.run(FakeSubject(clock, waits_from=1))
+    assert settle.decide().steps > 1
+    assert all("wait" not in pair.first.on for pair in conductor.pairs)

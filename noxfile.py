@@ -103,9 +103,9 @@ def selfcheck(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Only the tests that plant a fault and expect it to be found."""
-    install(session, "hypothesis", "pytest-timeout")
-    session.run("python", "-m", "pytest", "tests", "-m", "fault", *session.posargs)
+    """Kill, stop, hang, fill, spoil: what does a run survive? Makes docs/reliability.md."""
+    install(session)
+    session.run("python", "-m", "bench.reliability", *session.posargs, **PATIENT)
 
 
 @nox.session

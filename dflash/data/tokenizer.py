@@ -115,7 +115,7 @@ def read_tokenizer(source: str | Path, key: str = "data.tokenizer") -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(source), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"{key} = {str(source)!r}: no tokenizer could be loaded: {reason.strip()}") from None

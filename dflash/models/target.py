@@ -212,7 +212,9 @@ def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
     try:
         # No attention is asked for: transformers takes SDPA where the family has it, and where SDPA would
         # leave something out (gpt-oss's sinks, Gemma 2's capped scores) what computes all of it.
-        loaded, report = load(model, dtype=dtype, local_files_only=True, output_loading_info=True)
+        loaded, report = load(
+            model, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
     except Exception as error:
         raise UserError(f"target.model = {model!r}: cannot load its weights: {first_line(error)}") from None
     lost = sorted(

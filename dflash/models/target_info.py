@@ -181,7 +181,7 @@ def read_config(config: TargetConfig) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
-        wrapper = AutoConfig.from_pretrained(config.model, local_files_only=True)
+        wrapper = AutoConfig.from_pretrained(config.model, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise UserError(_why_unreadable(config.model, error)) from None
     if wrapper.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

@@ -135,7 +135,8 @@ def speculators_config(shape: DrafterShape, info: TargetInfo, auto_map: bool = F
         )
     architectures: list[str] = []
     if Path(info.model).is_dir():
-        architectures = AutoConfig.from_pretrained(info.model, local_files_only=True).architectures or []
+        config = AutoConfig.from_pretrained(info.model, local_files_only=True, trust_remote_code=False)
+        architectures = config.architectures or []
     return {
         "architectures": ["DFlashSpeculator"],
         "speculators_model_type": "dflash",

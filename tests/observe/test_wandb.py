@@ -197,8 +197,10 @@ def test_offline_reaches_no_worker(offline: tuple[Path, Outcome, OfflineRun]) ->
 def test_all_legs_of_a_run_are_one_run_on_wandb(launch: Launch, tmp_path: Path) -> None:
     """Two starts in one folder: `wandb sync` uploads files with one id in the order of their start times."""
     for _ in range(2):
-        launch(tmp_path, "offline", key="").finish()
+        launch(tmp_path, "offline", key=KEY).finish()
         (tmp_path / "out").unlink()
+    secret = KEY.encode()
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and secret in file.read_bytes()]
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     first, second = (read_file(path) for path in files)
     assert first.run_id == second.run_id != ""

@@ -132,7 +132,8 @@ class Event:
             tick = host.clock.tick(host.number)
             self._stream, self._recorded = stream, (host.number, tick, actor)
             self.clock = stream.clock.copy()
-            self._polls = 0 if host.random is None else host.random.randint(0, 2)
+            late = 0 if host.random is None else host.random.randint(0, 2)
+            self._polls = simulation.queries + late
             simulation.counts.records += 1
 
     def wait(self, stream: Stream | None = None) -> None:

@@ -12,6 +12,7 @@ import torch
 from dflash.data.batch import Batch, BatchSpec
 from dflash.device import Device
 from dflash.pipeline.scalars import LateScalars
+from dflash.pipeline.scalars_log import ScalarsLog
 from dflash.pipeline.supervisor import WorkerFailed
 from tests.observe.parts import FakeDevice
 from tests.pipeline.run import small_trainer
@@ -79,6 +80,46 @@ def test_the_end_of_the_run_brings_what_is_still_under_way() -> None:
     late.push(1, vector(1.0))
     assert [row.step for row in late.drain_blocking()] == [0, 1]
     assert late.pending == 0
+
+
+class TestJoin:
+    """Two drafters, blocks of three: `loss_sum, weight_sum, blocks, accepted, ...`, then the norm."""
+
+    @staticmethod
+    def row(step: int, loss: float, weight: float = 1.0) -> tuple[int, np.ndarray, tuple[int, ...]]:
+        values = [loss * weight, weight, 1.0, 1.0, *(0.0,) * 4, 1.0]
+        return step, np.array(values, dtype=np.float32), (step,)
+
+    def log(self, first: list[int], second: list[int]) -> ScalarsLog:
+        log = ScalarsLog(2, block_size=3)
+        log.arrived(0, [self.row(step, step) for step in first])
+        log.arrived(1, [self.row(step, step + 10.0) for step in second])
+        return log
+
+    def test_rows_meet_by_step_and_not_by_place(self) -> None:
+        rows = self.log([0, 1, 3], [0, 2, 3]).take()
+        found = [(row.step, row.loss, row.missing) for row in rows]
+        assert found == [(0, 5.0, 0), (1, 1.0, 1), (2, 12.0, 1), (3, 8.0, 0)]
+        assert rows[1].metrics(0.1)["train/drafters_missing"] == 1.0
+        assert "train/drafters_missing" not in rows[0].metrics(0.1)
+
+    def test_a_step_waits_for_every_drafter_that_may_still_report_it(self) -> None:
+        log = self.log([0, 1, 2], [0])
+        assert [row.step for row in log.take()] == [0]
+        log.arrived(1, [self.row(2, 12.0)])
+        assert [(row.step, row.missing) for row in log.take()] == [(1, 1), (2, 0)]
+
+    def test_at_the_end_what_is_there_is_all(self) -> None:
+        log = self.log([0, 1, 2], [0])
+        assert [(row.step, row.missing) for row in log.take(final=True)] == [(0, 0), (1, 1), (2, 1)]
+
+    def test_a_nan_beside_a_dropped_row_is_seen(self) -> None:
+        log = self.log([0], [0, 2])
+        log.arrived(0, [self.row(1, float("nan")), self.row(2, 2.0)])
+        losses = [row.loss for row in log.take()]
+        assert losses[0] == 5.0
+        assert np.isnan(losses[1])
+        assert losses[2] == 7.0
 
 
 @pytest.mark.slow

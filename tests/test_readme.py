@@ -47,6 +47,16 @@ SMALL_RUN = (
     'drafter.devices=["cpu"]',
 )
 
+TWO_DEVICES = (
+    'target.devices=["cuda:0"]',
+    'drafter.devices=["cuda:1"]',
+    "target.dtype=float32",
+    "drafter.dtype=float32",
+    "queue.capacity=2",
+    "queue.hs_min_ready=1",
+    "train.accumulation=1",
+)
+"""What a simulated layout is cut down to; whole ones have tests of their own."""
 
 SLOW = ("dflash eval", "dflash export", "python -m bench syncs")
 """They load a checkpoint, or start a process."""
@@ -76,6 +86,9 @@ def small(words: list[str]) -> list[str]:
 def train(words: list[str], folder: Path) -> None:
     if "--dry-run" in words:
         assert run(words) == 0
+        return
+    if "--simulate" in words:
+        assert run([*words, *(part for value in TWO_DEVICES for part in ("--set", value))]) == 0
         return
     ids = write_ids(folder / "chats.jsonl")
     assert run([*small(words), "--set", f"data.path={ids}", "--out", str(folder / "run")]) == 0

@@ -36,6 +36,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan (devices, sizes, memory, steps) and stop.")
     ] = False,
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="Try the layout on simulated devices, with a tiny target, and stop."),
+    ] = False,
     sync_guard: Annotated[
         str,
         typer.Option(
@@ -60,8 +64,15 @@ def train(
 
         print_plan(loaded)
         return 0
+    if simulate:
+        from dflash.pipeline.simulate import simulate_layout
+
+        return simulate_layout(loaded)
     run_dir = out or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return _run(loaded, run_dir, sync_guard, spare)
+    from dflash.device import simulating
+
+    with simulating((*loaded.target.devices, *loaded.drafter.devices)):
+        return _run(loaded, run_dir, sync_guard, spare)
 
 
 def _run(config: Config, run_dir: Path, sync_guard: str, spare: Path | None) -> int:

@@ -45,7 +45,7 @@ def _settled(who: str, dtype: str, devices: Sequence[str]) -> str:
         why = f"{slow[0]} has no bfloat16 units" if slow else f"{devices[0]} has bfloat16 units"
         say_once(f"{who}.dtype = auto: {chosen}, since {why}")
         return chosen
-    if slow:
+    if slow and not slow[0].startswith("sim"):
         times = bfloat16_cost(slow[0])
         if times > _SLOW:
             say_once(

@@ -141,7 +141,7 @@ class AcceptanceRun:
         release, run = self.folder / "release", self.folder / "run"
         if (release / "config.json").exists():
             return release
-        if train(self.config_file, settings, run, False, "allow") != 0:
+        if train(self.config_file, settings, run) != 0:
             raise RuntimeError(f"the drafter's training ended early; see {run}")
         trained = load_trained(run)
         export(trained.shape, trained.tensors, inspect_target(config.target), release)

@@ -1,6 +1,6 @@
 """The ways to run the project; each session installs what it needs, pinned by constraints.txt.
 
-    nox -s tests | bench | gate | selfcheck | interop | acceptance | peers | faults | lint
+    nox -s tests | bench | gate | selfcheck | interop | acceptance | peers | faults | fuzz | lint
 
 Arguments after `--` go through to the command of the session.
 """
@@ -106,6 +106,13 @@ def faults(session: nox.Session) -> None:
     """Kill, stop, hang, fill, spoil: what does a run survive? Makes docs/reliability.md."""
     install(session)
     session.run("python", "-m", "bench.reliability", *session.posargs, **PATIENT)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Every reader of files and settings against inputs of every shape.  nox -s fuzz -- --minutes M"""
+    install(session, "hypothesis", "pytest")
+    session.run("python", "-m", "tests.fuzz", *session.posargs)
 
 
 @nox.session

@@ -321,9 +321,14 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             tree = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
         except OSError as error:
             raise UserError(f"{where}: cannot read the config: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # what tomllib and json raise, and bytes that are no text
             kind = "JSON" if Path(path).suffix == ".json" else "TOML"
             raise UserError(f"{where}: not valid {kind}: {error}") from None
+        if not isinstance(tree, dict):
+            raise UserError(f"{where}: holds a {type(tree).__name__}, not settings")
         tree.setdefault("name", Path(path).stem)
     for setting in overrides:
         _override(tree, setting)
@@ -341,7 +346,7 @@ def _override(tree: dict[str, Any], text: str) -> None:
         raise UserError(f"--set {text}: expected key=value, e.g. --set train.steps=100")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = raw
     *parents, leaf = key.strip().split(".")
     node = tree

@@ -26,6 +26,7 @@ LEAST_S = 60.0
 ALLOWED = {
     "tests/waiting.py": "the one loop that polls: it sleeps a millisecond, and its deadline is a hang",
     "tests/observe/layout.py": "measures for bench/test_hot_path.py; its test judges keys and bytes",
+    "tests/fuzz/__main__.py": "a program that ends after its minutes; its tests give it rounds, and no end",
     "interop/zlab_peer.py": "gives another package a function in place of one that waits for a GPU",
 }
 

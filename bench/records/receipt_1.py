@@ -90,7 +90,7 @@ def is_old(text: str) -> bool:
     """Whether the text is JSON of the first schema."""
     try:
         tree = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(tree, dict) and tree.get("schema") == SCHEMA
 

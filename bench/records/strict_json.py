@@ -25,13 +25,15 @@ def parse(adapter: TypeAdapter[T], text: str, schema: str, where: str, known: It
         tree = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}:{error.lineno}: not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or nested too deeply
+        raise UserError(f"{where}: not valid JSON: {str(error).partition(chr(10))[0]}") from None
     if not isinstance(tree, dict) or tree.get("schema") != schema:
         found = tree.get("schema") if isinstance(tree, dict) else type(tree).__name__
         raise UserError(f"{where}:{line_of(text, 'schema')}: schema {found!r} is not {schema!r}")
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
-        leaf = str(error.errors()[0]["loc"][-1])
+        leaf = str((error.errors()[0]["loc"] or ("",))[-1])
         raise UserError(f"{where}:{line_of(text, leaf)}: {explain(error, known)}") from None
 
 

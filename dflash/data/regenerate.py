@@ -190,12 +190,10 @@ class PartFile:
         if self.path.exists():
             with self.path.open("rb") as file:
                 for line in file:
-                    try:
-                        index, rows = json.loads(line)
-                    except ValueError:
+                    found = _part_line(line)
+                    if found is None:
                         break
-                    if not line.endswith(b"\n"):
-                        break
+                    index, rows = found
                     self.rows[index] = rows
                     whole += len(line)
         return whole
@@ -221,6 +219,27 @@ class PartFile:
         self.close()
         self.path.unlink(missing_ok=True)
         return written
+
+
+def _part_line(line: bytes) -> tuple[int, list[dict] | None] | None:
+    """What a whole line of a part says; None for a torn or foreign one."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not line.endswith(b"\n") or not isinstance(found, list) or len(found) != 2:
+        return None
+    index, rows = found
+    if type(index) is not int or not (rows is None or isinstance(rows, list)):
+        return None
+    if rows is not None and not all(isinstance(row, dict) for row in rows):
+        return None
+    if b"\\ud" in line.lower():  # escapes of half characters, which the output could not hold
+        try:
+            json.dumps(rows, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            return None
+    return index, rows
 
 
 def regenerate(

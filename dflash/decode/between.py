@@ -142,9 +142,16 @@ def verdict(between: Between) -> str:
     known = own if data is None or own.tau > data.tau else data
     if known.tau - 1.0 < _HARDLY:
         text = "on the data's answers too" if data is not None else "even on the true tokens"
+        other = between.chosen is not None and between.chosen < _OWN
         return (
             f"The drafter is hardly ever right, {text} ({known.tau:.2f} tokens a pass): it was trained too "
-            "little, or for other layers, another template or another target."
+            "little, or for other layers, another template or another target"
+            + (
+                f"; and the target would have chosen only {between.chosen:.0%} of the data's tokens, so "
+                "rewrite the answers with `dflash prepare --regenerate` first."
+                if other
+                else "."
+            )
         )
     if _large(places.tau, decoded.tau):
         return (

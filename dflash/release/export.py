@@ -20,15 +20,13 @@ from dflash.models.drafter import DrafterShape
 from dflash.models.target import TargetInfo
 from dflash.release.released import (
     COMPUTING,
-    FULL,
-    SCALES,
-    SLIDING,
     build_drafter,
     check_against_target,
     check_tensors,
     load_released,
     said_scales,
 )
+from dflash.release.released_config import FULL, SCALES, SLIDING
 from steptime.errors import UserError, nearest
 from steptime.files import atomic_folder
 

@@ -157,9 +157,12 @@ def test_tensors_that_do_not_fit_are_refused_by_name(change, message, shape, ten
         (lambda c: c.update(projector_type="mlp"), "'projector_type': not a plain"),
         (
             lambda c: c["dflash_config"].update(output_multiplier=-2.0),
-            "output_multiplier is -2.0, not a positive number",
+            "output_multiplier is -2.0: input should be greater than 0",
         ),
-        (lambda c: c.update(input_embedding_scale="5"), "input_embedding_scale is '5', not a positive"),
+        (
+            lambda c: c.update(input_embedding_scale="5"),
+            "input_embedding_scale is '5': input should be a valid number",
+        ),
         (lambda c: c.update(dflash_config=[1]), "dflash_config is a list, not an object"),
         (lambda c: c["dflash_config"].pop("mask_token_id"), "no mask_token_id"),
         (lambda c: c.pop("hidden_size"), "no hidden_size"),

@@ -1,0 +1,1 @@
+"""Every reader against input of every shape: one clear line or a right result, never a traceback."""

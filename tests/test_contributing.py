@@ -18,7 +18,9 @@ import torch
 import bench.syncs.ways
 from bench.commands import overhead
 from bench.progress import Reporter
+from bench.records.pairs import PLACEBO
 from bench.records.receipt import Receipt
+from bench.subjects.injection import Injection
 from bench.subjects.protocol import INJECTED
 from bench.subjects.registry import SUBJECTS
 from bench.syncs.faults.fixture import try_fault
@@ -127,8 +129,8 @@ def one_thread() -> Iterator[None]:
 def test_the_subject_is_made_by_name_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = example("matmul", tmp_path / "matmul.py", monkeypatch)
     monkeypatch.setitem(SUBJECTS.entries, "matmul", made.MatmulKind())
-    subject, counter = overhead.make_subject("matmul", Config(), inject_percent=5.0)
-    assert (subject.collectors, counter) == (("idle", INJECTED), None)
+    subject, counter = overhead.make_subject("matmul", Config(), injection=Injection(5.0))
+    assert (subject.switches, counter) == (("idle", INJECTED, PLACEBO), None)
     with pytest.raises(UserError, match="--plant needs the trainer"):
         overhead.make_subject("matmul", Config(), plant="item")
 

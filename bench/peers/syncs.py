@@ -269,7 +269,7 @@ def _with_records(batch: dict[str, Any]) -> dict[str, Any]:
 def ours() -> list[Counted]:
     """The drafter's and the target's steps of the whole trainer, metrics off and all on."""
     from bench.subjects.trainer.counts import OFF, count_arms
-    from bench.subjects.trainer.subject import harness_config
+    from bench.subjects.trainer.harness import harness_config
     from dflash.config import load_config
     from dflash.observe.registry import COLLECTORS
 

@@ -1,4 +1,4 @@
-"""What travels through the harness: arms and segments in, intervals and costs out.
+"""What travels through the harness besides pairs and costs: machines, counts, verdicts.
 
 Frozen dataclasses without behaviour beyond small conversions; every other file in `bench/` speaks these
 words. Percentages are slowdowns: the share of the throughput that is lost, positive when slower.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,9 +16,6 @@ from pydantic import ConfigDict
 
 OFF: Final = "off"
 ALL: Final = "all"
-OFF_AGAIN: Final = "off-again"
-ONLY: Final = "only:"
-WITHOUT: Final = "without:"
 
 STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -45,7 +41,7 @@ class Verdict(enum.StrEnum):
     """L > 0, not resolved against the budget."""
     UNRESOLVED = "unresolved"
     INVALID = "invalid"
-    """The A/A arm failed, losses differ, a counter was not armed, or the machine was unfit."""
+    """Losses differ, a counter was not armed, or the machine was unfit."""
     NO_BASELINE = "no-baseline"
     """Nothing to compare with, or an incomplete set of measurements."""
 
@@ -59,48 +55,6 @@ class ExitCode(enum.IntEnum):
     UNRESOLVED = 3
     INVALID = 4
     INCOMPLETE = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One setting of the switches: the collectors that are on."""
-
-    name: str
-    collectors: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Some steps of one arm, timed as one, washout not included.
-
-    Attributes:
-        arm: name of the arm.
-        round: from 0, inside its process.
-        order: place of the segment inside its round, from 0.
-        steps: measured steps.
-        tokens: real context tokens trained on in those steps.
-        seconds: wall time of those steps.
-        step_seconds: wall time of each step, `[steps]`; empty when only the whole was timed.
-        phase: place in the cycle of the first measured step's batch.
-        losses_digest: digest of the cycle's losses, turned so that phase 0 comes first: equal work gives
-            equal digests wherever a segment begins. Empty: not recorded.
-        process: which process measured it, from 0.
-        step_tokens: tokens of each step, `[steps]`, when the subject knows them.
-    """
-
-    __pydantic_config__ = STRICT
-
-    arm: str
-    round: int
-    order: int
-    steps: int
-    tokens: int
-    seconds: float
-    step_seconds: tuple[float, ...] = ()
-    phase: int = 0
-    losses_digest: str = ""
-    process: int = 0
-    step_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,97 +159,6 @@ class ExactCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """Everything that a run measured, before any judgement.
-
-    Attributes:
-        subject: name of what was measured.
-        cycle: batches in the replayed cycle.
-        arms: every arm that the plan holds; an arm without segments makes the set incomplete.
-        collectors: names judged, in table order.
-        segments: in the order they were taken.
-        rounds: whole rounds planned to exist in each process (a round without all its arms is incomplete).
-        accounted_percent: per collector and for "all", the instruments' and monitor's own cost as a share of
-            the step.
-        counts: exact counts per arm name; empty: not counted.
-        stopped: why measuring ended: "clear", "time", "rounds", ...
-        faults: what went wrong on the way (a crashed arm, ...), one line each.
-    """
-
-    subject: str
-    cycle: int
-    arms: tuple[Arm, ...]
-    collectors: tuple[str, ...]
-    segments: tuple[Segment, ...]
-    before: MachineState | None = None
-    after: MachineState | None = None
-    accounted_percent: Mapping[str, float] = field(default_factory=dict)
-    counts: Mapping[str, ExactCounts] = field(default_factory=dict)
-    losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Losses of one cycle for each arm, phase 0 first."""
-    washout_steps: int = 0
-    warmup_steps: int = 0
-    rounds: int = 0
-    stopped: str = ""
-    seed: int = 0
-    pipeline_efficiency: float | None = None
-    faults: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A slowdown with its one-sided 95% bounds, percent of the throughput.
-
-    Attributes:
-        percent: point estimate.
-        low, high: one-sided 95% bounds L and U (together the two-sided 90% interval).
-        mde: smallest slowdown that this many units of this spread would find in 95 of 100 runs.
-        n: units (rounds, or processes when there are several).
-        spread: standard deviation of the contrast over units, percent.
-        estimator: "plain" (whole segments), "middle" (the middle half of the rounds) or "step" (paired
-            steps); see `estimates`.
-        sign_flip_p: one-sided p of the sign-flip test of "no slowdown", the cross-check.
-        plain_percent: the plain estimate beside it.
-        p_two_sided: p of "no difference at all", either way.
-        ceiling_percent: plain estimate of the arms in which others are on too, when the upper bound uses them
-            (see `intervals.interval`).
-    """
-
-    __pydantic_config__ = STRICT
-
-    percent: float
-    low: float
-    high: float
-    mde: float
-    n: int = 0
-    spread: float = 0.0
-    estimator: str = "plain"
-    sign_flip_p: float | None = None
-    plain_percent: float | None = None
-    p_two_sided: float | None = None
-    ceiling_percent: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one collector, or all together (`name` = "all"), costs. None: not measured or not countable
-    here."""
-
-    __pydantic_config__ = STRICT
-
-    name: str
-    isolated: Interval | None
-    marginal: Interval | None
-    accounted_percent: float | None
-    syncs_added: int | None
-    operations_added: int | None
-    copies_added: int | None
-    allocations_added: int | None
-    verdict: Verdict
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
     """The code that was measured; `diff_hash` names the uncommitted changes, empty when clean."""
 
@@ -318,7 +181,7 @@ class ConfigRef:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Tokens per second of the `off` arm with a 90% interval."""
+    """Tokens per second with everything off, with a 90% interval."""
 
     __pydantic_config__ = STRICT
 

@@ -58,7 +58,7 @@ def check_plants(
 def count_plants(config: Config, names: Sequence[str]) -> list[PlantFound]:
     """Whether the exact counts with each fault on differ from those with all off; one process counts them
     all."""
-    from bench.subjects.trainer.subject import harness_config
+    from bench.subjects.trainer.harness import harness_config
 
     prepared = harness_config(config).model_dump(mode="json")
     pending = ProcessCounter(prepared, plants=names).start({OFF: (), **{name: (name,) for name in names}})

@@ -98,6 +98,50 @@ class Hands(Protocol):
         """The monitor stands still again."""
 
 
+class PathHands:
+    """Hands of a subject that works in one thread and has no monitor: no tick, no flush, nothing to wait for.
+
+    Attributes:
+        on: the switches that are on.
+        group: of the next step; None: the cycle takes its turns.
+    """
+
+    def __init__(self) -> None:
+        self.on: frozenset[str] = frozenset()
+        self.group: int | None = None
+
+    def stand(self) -> None:
+        """All is done when a step returns."""
+
+    def turn(self, request: Request, step: int) -> int:
+        """The next step is of the group already."""
+        self.group = request.group
+        return 0
+
+    def ready(self, request: Request, step: int) -> None:
+        """Throw the switches."""
+        self.on = request.on
+
+    def force(self, request: Request) -> None:
+        """Never asked for: the subject has no periods."""
+        raise NotImplementedError(f"no {request.layer} here")
+
+    def resting(self) -> bool:
+        """Nothing is ever left to do."""
+        return True
+
+    def begin_stretch(self, stretch: Stretch, step: int) -> None:
+        """Never asked for either."""
+        raise NotImplementedError("no account here")
+
+    def stretched(self) -> bool:
+        """See `begin_stretch`."""
+        return True
+
+    def end_stretch(self) -> None:
+        """See `begin_stretch`."""
+
+
 FAR = 1 << 60
 
 

@@ -1,15 +1,10 @@
-"""A light subject of known speed: fixed CPU work in each step, and collectors that lose a known share of it.
-
-Two clocks. `SpinSubject()` works for real, so the noise is that of the machine.
-`SpinSubject(noise=Noise(...))` lets a simulated clock run instead: the same code path in no time at all, with
-noise of known size, correlation and drift."""
+"""The light subject's parts: fixed CPU work in each step, and a simulated clock with noise of known size,
+correlation and drift. `spin_pairs` is the subject."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.machine import cores
-from bench.records.types import Arm, ExactCounts
+from bench.records.types import ExactCounts
 from bench.subjects.injection import Injection
 from bench.subjects.pairs import PairSubject
-from bench.subjects.protocol import OnSegment, SegmentRequest, Stepper, SubjectResult, busy_wait, injected
 from steptime.errors import UserError
 
 BLOCK_BYTES = 1 << 20
@@ -65,112 +58,6 @@ class SimulatedClock:
         return int(nanoseconds)
 
 
-class SpinSubject:
-    """Steps of fixed work in a cycle of `cycle` batches of unlike size.
-
-    Args:
-        costs: collectors and the share of the throughput each loses (0: none).
-        step_s: seconds of a step on the simulated clock.
-        noise: use the simulated clock with this noise.
-        crash_in: name of an arm whose segments raise (a planted fault).
-        corrupt: name of a collector that changes the losses while it is on (a planted fault).
-    """
-
-    def __init__(
-        self,
-        costs: Mapping[str, float] | None = None,
-        *,
-        step_s: float = 0.008,
-        cycle: int = 8,
-        noise: Noise | None = None,
-        crash_in: str = "",
-        corrupt: str = "",
-    ) -> None:
-        self.name = "spin" if noise is None else "spin-simulated"
-        self.costs = dict(costs if costs is not None else {"idle": 0.0})
-        self.collectors = tuple(self.costs)
-        self.cycle = cycle
-        self.washout = 2
-        self.warmup = cycle
-        self.devices: tuple[str, ...] = ("cpu",)
-        self._step_s = step_s
-        self._noise = noise
-        self._simulated = SimulatedClock()
-        self._crash_in = crash_in
-        self._corrupt = corrupt
-        self._arm = Arm("off")
-        self._shares: Sequence[float] = batch_shares(cycle)
-        self._tokens = [max(1, round(1000 * share)) for share in self._shares]
-        self._work: Callable[[int], None] = self._hash
-        self._block = b""
-
-    def open(self) -> None:
-        """Make what is hashed."""
-        self._block = bytes(BLOCK_BYTES)
-
-    def close(self) -> None:
-        self._block = b""
-
-    def clock_s(self) -> float:
-        """Seconds of the clock that this subject runs by."""
-        return time.monotonic() if self._noise is None else self._simulated.now_ns * 1e-9
-
-    def run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
-        """Run steps until the requests end; real work stays on one core."""
-        with (
-            contextlib.nullcontext()
-            if self._noise is not None
-            else cores.kept_on(max(cores.usable(), default=None))
-        ):
-            return self._run(requests, on_segment)
-
-    def _run(self, requests: Iterator[SegmentRequest], on_segment: OnSegment) -> SubjectResult:
-        clock: Callable[[], int] = time.perf_counter_ns
-        delay: Callable[[int], object] = busy_wait
-        if self._noise is not None:
-            simulated = self._simulated
-            clock, delay, self._work = simulated, simulated.advance, self._simulate(simulated, self._noise)
-        stepper = Stepper(
-            cycle=self.cycle,
-            requests=requests,
-            on_segment=on_segment,
-            switch=self._throw,
-            injected=self.costs,
-            clock_ns=clock,
-            delay=delay,
-        )
-        losses: list[tuple[int, float]] = []
-        step = 0
-        while not stepper.finished:
-            place = step % self.cycle
-            self._work(place)
-            if self._arm.name == self._crash_in:
-                raise RuntimeError(f"planted crash in arm {self._arm.name}")
-            losses.append((step, self._loss(place)))
-            if step >= self.warmup - 1:
-                stepper(step, self._tokens[place])
-            step += 1
-        return SubjectResult(losses=losses)
-
-    def _throw(self, arm: Arm) -> None:
-        self._arm = arm
-
-    def _loss(self, place: int) -> float:
-        changed = self._corrupt in self._arm.collectors
-        return 2.0 + self._shares[place] + (1e-7 if changed else 0.0)
-
-    def _hash(self, place: int) -> None:
-        hash_bytes(self._block, int(STEP_BYTES * self._shares[place]))
-
-    def _simulate(self, clock: SimulatedClock, noise: Noise) -> Callable[[int], None]:
-        level = levels(noise)
-
-        def work(place: int) -> None:
-            clock.advance(1e9 * self._step_s * self._shares[place] * next(level))
-
-        return work
-
-
 def hash_bytes(block: bytes, count: int) -> None:
     """The work of a step: `count` bytes, a block at a time."""
     while count > 0:
@@ -206,13 +93,6 @@ class SpinKind:
 
     def devices(self, settings: Any) -> tuple[str, ...]:
         return ("cpu",)
-
-    def make(
-        self, settings: Any, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
-    ) -> SpinSubject:
-        if plant:
-            raise UserError("--plant needs the trainer: the spin subject has no device work to spoil")
-        return SpinSubject({"idle": 0.0, "idler": 0.0} | injected(inject_percent))
 
     def make_pairs(
         self,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bench.subjects.trainer.subject import TrainerSubject, harness_config
+from bench.subjects.trainer.harness import harness_config
+from bench.subjects.trainer.pairs import PairTrainer
 from dflash.commands import checks
 from dflash.commands.metrics_page import render
 from dflash.config import ObserveConfig
@@ -84,7 +85,7 @@ def test_a_registered_collector_is_known_to_all_who_ask(monkeypatch, tmp_path):
     assert "pulse has nothing to report: no patient" in checks.check_collectors()[1]
     assert "## pulse\n\nHow often somebody looked.\n" in render()
     assert "| `pulse/looks` |" in render()
-    assert "pulse" in TrainerSubject(config).collectors
+    assert "pulse" in PairTrainer(config).switches
     observer = Observer(ObserveConfig(), tmp_path, ROLES, sinks=[])
     assert observer.switches()["pulse"]
     observer.start()

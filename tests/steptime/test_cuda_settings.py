@@ -28,7 +28,7 @@ def said(first: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("door", ["dflash.cli", "bench.gate_worker, bench.subjects.trainer.subject"])
+@pytest.mark.parametrize("door", ["dflash.cli", "bench.gate_worker, bench.subjects.trainer.harness"])
 def test_whoever_trains_asks_for_expandable_segments(door: str) -> None:
     assert said(f"import {door}") == f"{EXPANDABLE} None"
 

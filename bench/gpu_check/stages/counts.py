@@ -20,7 +20,7 @@ class CountsStage:
     def look(self) -> Found:
         from bench.gpu_check.workload import trainer_config
         from bench.subjects.trainer.counts import OFF, count_arms
-        from bench.subjects.trainer.subject import harness_config
+        from bench.subjects.trainer.harness import harness_config
         from dflash.observe.registry import COLLECTORS
 
         config = harness_config(trainer_config())

@@ -110,7 +110,7 @@ def main() -> int:
     from torch.cuda._sanitizer import cuda_sanitizer
 
     from bench.gpu_check.workload import trainer_config
-    from bench.subjects.trainer.subject import harness_config
+    from bench.subjects.trainer.harness import harness_config
     from dflash.observe.observer import Observer
     from dflash.observe.roles import RoleMap
     from dflash.pipeline.build import prepare_inputs

@@ -52,7 +52,7 @@ class Loss(Instrument):
         self._worked_ns = -1
         self._sleep: Any = None
         if recorder.device.is_cuda:
-            from bench.subjects.trainer.subject import GpuDelay
+            from bench.subjects.trainer.harness import GpuDelay
 
             self._sleep = GpuDelay(recorder.device)
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from bench.records.types import ALL, ExactCounts
 from bench.subjects.injection import Injection
-from bench.subjects.protocol import injected
+from bench.subjects.trainer.harness import harness_config
 from bench.subjects.trainer.pairs import PairTrainer
-from bench.subjects.trainer.subject import TrainerSubject, harness_config
 from dflash.config import Config
 from steptime.cuda_settings import deterministic
 from steptime.nvml import cuda_indexes
@@ -28,13 +27,6 @@ class TrainerKind:
 
     def devices(self, settings: Config) -> tuple[str, ...]:
         return (*settings.target.devices, *settings.drafter.devices)
-
-    def make(
-        self, settings: Config, *, inject_percent: float = 0.0, plant: str = "", time_stages: bool = False
-    ) -> TrainerSubject:
-        return TrainerSubject(
-            settings, injected=injected(inject_percent), plant=plant, time_stages=time_stages
-        )
 
     def make_pairs(
         self,

@@ -23,7 +23,7 @@ from bench.records.pairs import PLACEBO, Layer, Request
 from bench.subjects.injection import Injection, Place
 from bench.subjects.pairs import OnSegment, PairStepper, Stretch, Wanted
 from bench.subjects.protocol import HostMarks, SubjectResult
-from bench.subjects.trainer import subject as shared
+from bench.subjects.trainer import harness as shared
 from bench.subjects.trainer.groups import GroupPlan
 from bench.subjects.trainer.injected import Injected, InjectedSink
 from bench.subjects.trainer.stage_speed import slowest_stage

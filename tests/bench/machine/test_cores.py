@@ -9,9 +9,9 @@ import pytest
 
 from bench.machine import cores
 from bench.machine.cores import OwnCores, kept_on, usable
-from bench.records.types import Arm
-from bench.subjects.protocol import SegmentRequest, Taken
-from bench.subjects.trainer.subject import TrainerSubject, single_threaded_roles
+from bench.records.pairs import Request, Segment
+from bench.subjects.trainer.harness import single_threaded_roles
+from bench.subjects.trainer.pairs import PairTrainer
 from tests.pipeline.run import small_config
 
 pytestmark = pytest.mark.skipif(not usable(), reason="this system does not say which cores a thread may use")
@@ -59,18 +59,16 @@ def test_elsewhere_the_system_places_them(
 @pytest.mark.slow
 @pytest.mark.skipif(len(usable()) < 2, reason="one core for two workers")
 def test_the_trainers_workers_run_where_they_should(tmp_path: Path) -> None:
-    subject = TrainerSubject(small_config(tmp_path))
+    subject = PairTrainer(small_config(tmp_path))
     seen: list[list[int]] = []
-    taken: list[Taken] = []
 
-    def on_segment(item: Taken) -> None:
+    def on_segment(segment: Segment) -> None:
         seen.append(usable())
-        taken.append(item)
 
     before = usable()
     subject.open()
     try:
-        subject.run(iter([SegmentRequest(Arm("off"), 0, 0, 4, 0)]), on_segment)
+        subject.run_pairs(iter([Request(frozenset(), 4, 0)]), on_segment)
     finally:
         subject.close()
     assert seen == [[before[0]]]

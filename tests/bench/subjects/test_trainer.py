@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import bench.subjects.trainer.subject as trainer_subject
-from bench.records.types import Arm
-from bench.subjects.losses import check_losses
-from bench.subjects.protocol import SegmentRequest, SubjectResult, Taken
+import bench.subjects.trainer.harness as trainer_subject
+from bench.records.pairs import Request, Segment
+from bench.subjects.protocol import SubjectResult
 from bench.subjects.trainer import stage_speed
+from bench.subjects.trainer.harness import DrainedBarrier, harness_config, typical_window
 from bench.subjects.trainer.kind import TrainerKind
-from bench.subjects.trainer.subject import DrainedBarrier, TrainerSubject, harness_config, typical_window
+from bench.subjects.trainer.pairs import PairTrainer
 from dflash.config import Config
 from dflash.data.batch import Batch
 from dflash.data.plan import EpochPlan
@@ -26,20 +25,16 @@ from tests.clock import Clock
 from tests.pipeline.run import small_config, small_trainer
 from tests.waiting import HANG_S
 
-ON = frozenset({"profile", "pipeline", "workers", "batch"})
+OFF = Request(frozenset(), 4, 0)
 
 
-def run(subject: TrainerSubject, requests: list[SegmentRequest]) -> tuple[list[Taken], SubjectResult]:
-    taken: list[Taken] = []
+def run(subject: PairTrainer, *requests: Request) -> tuple[list[Segment], SubjectResult]:
+    taken: list[Segment] = []
     try:
         subject.open()
-        return taken, subject.run(iter(requests), taken.append)
+        return taken, subject.run_pairs(iter(requests), taken.append)
     finally:
         subject.close()
-
-
-def requests(*arms: Arm, steps: int = 4) -> list[SegmentRequest]:
-    return [SegmentRequest(arm, 0, place, steps, 1) for place, arm in enumerate(arms)]
 
 
 def test_the_harness_changes_only_what_replaying_needs(tmp_path: Path) -> None:
@@ -64,88 +59,6 @@ def test_several_workers_get_a_slot_each(tmp_path: Path) -> None:
     assert harness_config(config).queue.capacity == 4
 
 
-@pytest.mark.slow
-def test_arms_replay_the_same_batches_with_the_same_losses(tmp_path: Path) -> None:
-    subject = TrainerSubject(small_config(tmp_path))
-    taken, result = run(subject, requests(Arm("off"), Arm("all", ON), Arm("off-again"), steps=8))
-    check = check_losses(taken, result.losses, subject.cycle)
-    assert [segment.arm for segment in check.segments] == ["off", "all", "off-again"]
-    assert check.difference == ""
-    assert check.missing == 0
-    assert len({segment.losses_digest for segment in check.segments}) == 1
-    assert len(set(check.losses["all"])) == subject.cycle, "batches of a cycle differ from each other"
-    assert len({segment.tokens for segment in check.segments}) == 1
-    assert result.accounted_percent is not None
-    assert {"profile", "all"} <= set(result.accounted_percent)
-    assert result.peak_memory_bytes is not None
-    assert result.peak_memory_bytes > 50e6
-    assert result.faults == ()
-
-
-@pytest.mark.slow
-def test_switches_are_thrown_at_the_segment_and_not_before(tmp_path: Path) -> None:
-    subject = TrainerSubject(small_config(tmp_path))
-    seen: list[set[str]] = []
-
-    def on_segment(item: Taken) -> None:
-        assert subject.observer is not None
-        seen.append({name for name, on in subject.observer.switches().items() if on})
-
-    try:
-        subject.open()
-        subject.run(
-            iter(requests(Arm("off"), Arm("only:batch", frozenset({"batch"})), Arm("all", ON))), on_segment
-        )
-    finally:
-        subject.close()
-    assert seen == [set(), {"batch"}, set(ON)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "devices",
-    [
-        (),
-        ('target.devices=["cpu:0", "cpu:1"]', 'drafter.devices=["cpu:0", "cpu:1"]'),
-        ('target.devices=["cpu:0", "cpu:1"]',),
-    ],
-)
-def test_every_segment_holds_as_many_batches_of_every_stage(tmp_path: Path, devices: tuple[str, ...]) -> None:
-    subject = TrainerSubject(small_config(tmp_path, *devices))
-    drafters = len(subject.config.drafter.devices)
-    done: list[tuple[int, ...]] = []
-
-    def counted(wanted: list[SegmentRequest]) -> Iterator[SegmentRequest]:
-        for request in wanted:
-            trainer = subject.trainer
-            assert trainer is not None
-            queue = trainer.queue
-            if done:  # the first request comes before anybody was told to stand still
-                assert trainer.stands_full()
-            counters = queue.counters
-            done.append(
-                (
-                    counters.put_count,
-                    counters.get_count,
-                    *(worker.step_index for worker in trainer.drafter_workers),
-                )
-            )
-            yield request
-
-    taken: list[Taken] = []
-    try:
-        subject.open()
-        arms = [Arm("off"), Arm("all", ON)] * 3
-        subject.run(
-            counted([SegmentRequest(arm, 0, place, 4, 0) for place, arm in enumerate(arms)]), taken.append
-        )
-    finally:
-        subject.close()
-    assert len(taken) == 6
-    each = np.diff(np.array(done[1:]), axis=0)
-    assert (each == [4 * drafters, 4 * drafters, *[4] * drafters]).all(), each
-
-
 @pytest.mark.fault
 def test_a_pipeline_that_never_stands_still_is_a_fault_and_not_a_hang(
     monkeypatch: pytest.MonkeyPatch,
@@ -167,15 +80,15 @@ def test_a_pipeline_that_never_stands_still_is_a_fault_and_not_a_hang(
 @pytest.mark.timeout(HANG_S)
 def test_drafters_that_stand_go_when_the_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_subject, "BARRIER_S", 10 * HANG_S)  # not by giving up
-    subject = TrainerSubject(small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]'))
+    subject = PairTrainer(small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]'))
 
-    def broken(item: Taken) -> None:
+    def broken(segment: Segment) -> None:
         raise RuntimeError("planted: nobody takes the segment")
 
     subject.open()
     try:
         with pytest.raises(RuntimeError, match="planted: nobody takes the segment"):
-            subject.run(iter(requests(Arm("off"))), broken)
+            subject.run_pairs(iter([OFF]), broken)
     finally:
         subject.close()
     assert not [
@@ -184,51 +97,16 @@ def test_drafters_that_stand_go_when_the_run_fails(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_step_of_several_drafters_counts_all_their_tokens(tmp_path: Path) -> None:
-    one, _ = run(TrainerSubject(small_config(tmp_path)), requests(Arm("off")))
-    both = TrainerSubject(
-        small_config(tmp_path, 'drafter.devices=["cpu:0", "cpu:1"]', "train.accumulation=2")
-    )
-    taken, result = run(both, requests(Arm("off")))
-    assert taken[0].segment.tokens == pytest.approx(4 * one[0].segment.tokens, rel=0.35)
-    assert check_losses(taken, result.losses, both.cycle).difference == ""
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-def test_a_collector_that_changes_training_is_seen_in_the_losses(tmp_path: Path) -> None:
-    subject = TrainerSubject(small_config(tmp_path))
-    subject.open()
-    assert subject.trainer is not None
-    weights = subject.trainer.replicas[0].drafter.parameters()
-    inner = subject._throw
-
-    def throw(arm: Arm) -> None:
-        inner(arm)
-        if arm.name == "all":
-            next(weights).data.add_(1e-3)
-
-    subject._throw = throw  # type: ignore[method-assign]
-    taken: list[Taken] = []
-    try:
-        result = subject.run(iter(requests(Arm("off"), Arm("all", ON))), taken.append)
-    finally:
-        subject.close()
-    difference = check_losses(taken, result.losses, subject.cycle).difference
-    assert "arm all" in difference
-
-
-@pytest.mark.slow
 @pytest.mark.fault
 def test_a_worker_that_raises_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
-    subject = TrainerSubject(small_config(tmp_path))
+    subject = PairTrainer(small_config(tmp_path))
 
     def broken(step: int, tokens: int) -> bool:
         raise RuntimeError("planted: the step clock is broken")
 
     subject.after_step = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="planted: the step clock is broken") as caught:
-        run(subject, requests(Arm("off")))
+        run(subject, OFF)
     assert caught.traceback[-1].name == "broken", "the worker's own traceback"
 
 
@@ -237,16 +115,16 @@ def test_bad_settings_are_refused_before_anything_is_built(tmp_path: Path) -> No
     config = small_config(tmp_path)
     config = config.model_copy(update={"drafter": config.drafter.model_copy(update={"hidden_size": 48})})
     with pytest.raises(UserError, match="hidden_size"):
-        TrainerSubject(config).open()
+        PairTrainer(config).open()
     with pytest.raises(UserError, match="did you mean 'item'"):
-        TrainerSubject(Config(), plant="itme")
+        PairTrainer(Config(), plants=("itme",))
 
 
 @pytest.mark.slow
 def test_stages_alone_give_the_pipeline_its_measure_and_leave_training_as_it_was(tmp_path: Path) -> None:
-    plain = TrainerSubject(small_config(tmp_path))
-    timed = TrainerSubject(small_config(tmp_path), time_stages=True)
-    (taken, first), (_, second) = run(plain, requests(Arm("off"))), run(timed, requests(Arm("off")))
+    plain = PairTrainer(small_config(tmp_path))
+    timed = PairTrainer(small_config(tmp_path), time_stages=True)
+    (taken, first), (_, second) = run(plain, OFF), run(timed, OFF)
     assert first.stage_tokens_per_second is None
     assert second.stage_tokens_per_second is not None
     assert second.stage_tokens_per_second > 0
@@ -278,25 +156,6 @@ def test_the_slower_stage_alone_is_the_measure(
     trainer.observer.close()
     assert sorted(batches) == [0, 1, 2]
     assert found == pytest.approx(sum(batches.values()) / (3 * max(target_s, drafter_s)))
-
-
-@pytest.mark.slow
-def test_a_planted_collector_joins_the_others(tmp_path: Path) -> None:
-    subject = TrainerSubject(small_config(tmp_path), plant="item", injected={"injected": 0.02})
-    assert subject.collectors[-2:] == ("item", "injected")
-    taken, result = run(subject, requests(Arm("off"), Arm("only:item", frozenset({"item"}))))
-    assert [item.segment.arm for item in taken] == ["off", "only:item"]
-    assert check_losses(taken, result.losses, subject.cycle).difference == ""
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-def test_a_compile_while_segments_are_timed_makes_the_run_invalid(tmp_path: Path) -> None:
-    arms = Arm("off"), Arm("only:compile", frozenset({"compile"}))
-    _, result = run(TrainerSubject(small_config(tmp_path), plant="compile"), requests(*arms))
-    (fault,) = result.faults
-    assert fault.startswith("torch compiled planted (")
-    assert "planted.py" in fault
 
 
 def test_the_window_of_the_plan_is_the_one_most_like_the_whole() -> None:

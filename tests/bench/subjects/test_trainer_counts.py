@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench.subjects.trainer.counts import OFF, Proof, count_arms, exact_counts
+from bench.subjects.trainer.harness import harness_config
 from bench.subjects.trainer.kind import TrainerKind
-from bench.subjects.trainer.subject import harness_config
 from bench.syncs.faults import planted
 from bench.syncs.faults.planted import COUNTED, PLANTED, Plant
 from bench.syncs.ways.fake_device import audit

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bench.subjects.trainer.subject as shared
+import bench.subjects.trainer.harness as shared
 from bench.records.pairs import PLACEBO, Layer, Pair, Question, Request, Segment
 from bench.subjects.group_losses import check_pair_losses
 from bench.subjects.injection import Injection, Place

@@ -17,6 +17,7 @@ from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.dtypes import settle_dtypes
 from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
 from dflash.pipeline.build import check_names, prepare_inputs
+from dflash.pipeline.hand_over import PLACES
 from dflash.pipeline.known_targets import KNOWN_TARGETS
 from steptime.errors import UserError
 
@@ -154,7 +155,12 @@ def _devices(
                 ("weights and gradients", drafter_parameters * 2 * drafter_bytes),
                 ("masters and moments", drafter_parameters * (8 + masters)),
                 ("target's embedding and head", 2 * info.vocab_size * info.hidden_size * drafter_bytes),
-                ("activations", per_layer * settings.layers * drafter_bytes + features),
+                ("activations", per_layer * settings.layers * drafter_bytes),
+                *(
+                    [(f"{PLACES} batches that arrive", PLACES * features)]
+                    if set(config.target.devices) != {name}
+                    else []
+                ),
                 ("one chunk of logits", config.objective.chunk_slots * info.vocab_size * (4 + drafter_bytes)),
             ),
         )

@@ -19,7 +19,7 @@ from steptime.errors import UserError
 if TYPE_CHECKING:
     from dflash.pipeline.target_worker import TargetWorker
 
-_PLACES = 2  # one is read by the work under way, the next batch arrives in the other
+PLACES = 2  # one is read by the work under way, the next batch arrives in the other
 
 
 def through_host(way: Literal["auto", "peer", "pinned"], target: Device, drafters: Iterable[Device]) -> bool:
@@ -68,7 +68,7 @@ class Staging:
     def __init__(self, device: Device, room: Room) -> None:
         self._device = device
         self._stream = device.new_stream()
-        self._places = [(room.buffer(device), device.event()) for _ in range(_PLACES)]
+        self._places = [(room.buffer(device), device.event()) for _ in range(PLACES)]
         self._next = 0
 
     def place(self) -> Buffer:
@@ -82,7 +82,7 @@ class Staging:
         """Enqueue the copies of what was packed in `place()`. Returns them in pinned memory, ready behind
         `to.ready`."""
         place, sent = self._places[self._next]
-        self._next = (self._next + 1) % _PLACES
+        self._next = (self._next + 1) % PLACES
         place.ready.record()
         with self._device.on(self._stream):
             place.ready.wait()
@@ -117,7 +117,7 @@ class Receiver:
         self._next = 0
         if len(self._in_place) < len(targets):
             self._stream = device.new_stream()
-            self._landings = [targets[0].room.buffer(device) for _ in range(_PLACES)]
+            self._landings = [targets[0].room.buffer(device) for _ in range(PLACES)]
             self._free |= {landing: device.event() for landing in self._landings}
 
     def receive(self, item: HiddenBatch, *, give_back: bool = True) -> Parts:
@@ -130,7 +130,7 @@ class Receiver:
             item.buffer.ready.wait()
             return item.features, item.last_hidden
         landing = self._landings[self._next]
-        self._next = (self._next + 1) % _PLACES
+        self._next = (self._next + 1) % PLACES
         with self._device.on(self._stream):
             item.buffer.ready.wait()
             if landing.freed is not None:

@@ -193,7 +193,7 @@ def part_files(raw: bytes) -> None:
         part.add(7, [{"a": 1}])
         assert all(isinstance(index, int) for index in part.rows)
         part.finish(folder() / "out.jsonl")
-        for line in (folder() / "out.jsonl").read_text(encoding="utf-8").splitlines():
+        for line in (folder() / "out.jsonl").read_bytes().splitlines():
             assert isinstance(json.loads(line), dict)
     except UserError as error:
         one_line(error)

@@ -40,9 +40,14 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["bench.reliability.trials", "dflash.pipeline.trainer", "dflash.cli"]
-        )
+        modules = [
+            "bench.reliability.trials",
+            "dflash.cli",
+            "dflash.pipeline.trainer",
+            "dflash.pipeline.resume",
+        ]
+        modules += ["dflash.observe.registry", "transformers.models.qwen3_5.modeling_qwen3_5"]
+        self._context.set_forkserver_preload([*modules, "matplotlib.pyplot"])
         self.data = folder / "ids.jsonl"
         write_data(self.data)
         self._count = 0

@@ -280,9 +280,11 @@ class Trainer:
             watchdog.stop()
             # When all is well the drafters have ended by themselves; whoever is left is waiting for them.
             self.supervisor.stop()
-            hung = self.supervisor.failure.error if self.supervisor.failure else None
-            left = self.supervisor.join(_JOIN_S, but=hung.role if isinstance(hung, WorkerHung) else "")
-            self.prefetcher.join(_JOIN_S)
+            error = self.supervisor.failure.error if self.supervisor.failure else None
+            hung = error.role if isinstance(error, WorkerHung) else ""
+            left = self.supervisor.join(_JOIN_S, but=hung)
+            if hung != "prefetcher":
+                self.prefetcher.join(_JOIN_S)
             self._end(left)
         self.supervisor.raise_failure()
         return self.result

@@ -132,6 +132,7 @@ def test_the_harness_turns_every_registered_sink_off(monkeypatch, tmp_path):
     on = [sink.name for sink in SINKS if sink.wanted(config.observe)]
     assert on == ["jsonl", "terminal", "tensorboard", "drawer", "cabinet"]
     assert names(harness_config(config).observe, tmp_path) == ["jsonl"]
+    assert harness_config(config).train.hang_s == 0.0, "who waits for the harness has not hung"
 
 
 def test_a_sink_with_a_key_of_its_own_is_not_named_in_the_list(tmp_path):

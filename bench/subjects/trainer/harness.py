@@ -55,12 +55,15 @@ def harness_config(config: Config) -> Config:
     capacity = min(config.queue.capacity, max(workers, WAITING_PER_WORKER[kind] * workers))
     queue = {"ordered": True, "capacity": capacity, "hs_min_ready": min(config.queue.hs_min_ready, 1)}
     train = {"lr": 0.0, "weight_decay": 0.0, "warmup": 0.0, "steps": ENDLESS, "checkpoint_every": 0}
+    # A worker that waits for the harness's next request has not hung.
+    train |= {"hang_s": 0.0, "heldout_every": 0}
+    data = {"prefetch": min(config.data.prefetch, 2), "heldout": ""}
     return config.model_copy(
         update={
             "queue": config.queue.model_copy(update=queue),
             "train": config.train.model_copy(update=train),
             "observe": without_sinks(config.observe).model_copy(update={"collectors": ()}),
-            "data": config.data.model_copy(update={"prefetch": min(config.data.prefetch, 2)}),
+            "data": config.data.model_copy(update=data),
         }
     )
 

@@ -280,8 +280,8 @@ class Trainer:
             watchdog.stop()
             # When all is well the drafters have ended by themselves; whoever is left is waiting for them.
             self.supervisor.stop()
-            error = self.supervisor.failure.error if self.supervisor.failure else None
-            hung = error.role if isinstance(error, WorkerHung) else ""
+            failed = self.supervisor.failure.error if self.supervisor.failure else None
+            hung = failed.role if isinstance(failed, WorkerHung) else ""
             left = self.supervisor.join(_JOIN_S, but=hung)
             if hung != "prefetcher":
                 self.prefetcher.join(_JOIN_S)

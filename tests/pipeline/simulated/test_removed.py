@@ -20,20 +20,25 @@ LAYOUTS = {
 STEPS = ("queue.capacity=1", "train.steps=6", "train.hang_s=3", "observe.collectors=[]")
 
 
-def run(tmp_path, layout: str, without: Call | None, name: str) -> dict[Call, int]:
+LATE, SOON = 20, 0
+"""Queries before an event fires. Late: hosts learn nothing from queries. Soon: they learn it while they run."""
+
+
+def run(tmp_path, layout: str, without: Call | None, name: str, queries: int = LATE) -> dict[Call, int]:
     with watching(without) as seen:
-        simulated(tmp_path, *LAYOUTS[layout], *STEPS, name=name, queries=20)
+        simulated(tmp_path, *LAYOUTS[layout], *STEPS, name=name, queries=queries)
     return seen
 
 
 def what_finds_it(tmp_path, layout: str, call: Call, name: str) -> str:
     """The fault that ends the run without the call; the empty string when nothing does."""
-    try:
-        run(tmp_path, layout, call, name)
-    except WorkerFailed as failed:
-        error = failed.failure.error
-        assert isinstance(error, (Race, Misuse, WorkerHung)), error
-        return f"{type(error).__name__}: {error}"
+    for queries in (LATE, SOON):
+        try:
+            run(tmp_path, layout, call, f"{name} {queries}", queries)
+        except WorkerFailed as failed:
+            error = failed.failure.error
+            assert isinstance(error, (Race, Misuse, WorkerHung)), error
+            return f"{type(error).__name__}: {error}"
     return ""
 
 

@@ -21,7 +21,8 @@ STEPS = ("queue.capacity=1", "train.steps=6", "train.hang_s=3", "observe.collect
 
 
 LATE, SOON = 20, 0
-"""Queries before an event fires. Late: hosts learn nothing from queries. Soon: they learn it while they run."""
+"""Queries before an event fires. Late: hosts learn nothing from queries. Soon: they learn it while they
+run."""
 
 
 def run(tmp_path, layout: str, without: Call | None, name: str, queries: int = LATE) -> dict[Call, int]:

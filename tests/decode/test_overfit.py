@@ -67,7 +67,7 @@ def run(tmp_path_factory):
         "observe.terminal=off",
         "observe.collectors=[]",
     ]
-    assert train(None, settings, folder / "run", False, "allow") == 0
+    assert train(None, settings, folder / "run") == 0
     return folder, target, answer
 
 

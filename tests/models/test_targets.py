@@ -43,7 +43,7 @@ def test_a_target_of_each_family(name, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.count(said) == (family.attention != "sdpa")
     holds_what_the_target_computes(target, family)
     run = tmp_path / "run"
-    assert train(None, run_settings(tmp_path), run, False, "allow") == 0
+    assert train(None, run_settings(tmp_path), run) == 0
     trained = load_trained(run)
     assert (trained.shape.embedding_scale, trained.shape.logit_scale) == pytest.approx(family.scales[:2])
     assert trained.step == 2
@@ -121,7 +121,7 @@ def run_settings(folder: Path) -> list[str]:
 def test_a_head_with_a_bias_teaches_no_distribution(tmp_path):
     save_target(build("Phi"), tmp_path / "target")
     with pytest.raises(UserError, match=r"objective.kind = kd: the head of target .* has a bias"):
-        train(None, [*run_settings(tmp_path), "objective.kind=kd"], tmp_path / "run", False, "allow")
+        train(None, [*run_settings(tmp_path), "objective.kind=kd"], tmp_path / "run")
 
 
 @pytest.mark.parametrize(

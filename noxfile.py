@@ -36,14 +36,26 @@ def install(session: nox.Session, *libraries: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Linter, type checker, arrows between rooms, then every test that needs no GPU and no network."""
-    libraries = ("hypothesis", "pytest-timeout", "prometheus_client", "opentelemetry-sdk", "tensorboard")
-    install(session, *libraries, "check-jsonschema", *LINTERS)
-    session.install(
-        "--no-deps", "trl==1.16.0"
-    )  # its templates of released models are read, nothing of it runs
+    """Linter, type checker, arrows between rooms, then every test that needs no GPU and no network. The
+    thorough ones are left out, and counted."""
+    install_tests(session, *LINTERS)
     check_source(session)
     session.run("python", "-m", "pytest", *(session.posargs or ["tests"]))
+
+
+@nox.session
+def thorough(session: nox.Session) -> None:
+    """Every test, those that take many seconds each too."""
+    install_tests(session)
+    session.run("python", "-m", "pytest", "--thorough", *(session.posargs or ["tests"]))
+
+
+def install_tests(session: nox.Session, *linters: str) -> None:
+    """What the tests need."""
+    libraries = ("hypothesis", "pytest-timeout", "prometheus_client", "opentelemetry-sdk", "tensorboard")
+    install(session, *libraries, "check-jsonschema", *linters)
+    # Its templates of released models are read, nothing of it runs.
+    session.install("--no-deps", "trl==1.16.0")
 
 
 @nox.session

@@ -8,7 +8,11 @@ import torch
 
 from tests.clock import Clock
 
-_skipped = 0
+_skipped = _left_out = 0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="also the tests that take many seconds each")
 
 
 @pytest.fixture
@@ -19,17 +23,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    global _skipped
-    if torch.cuda.is_available():
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    global _skipped, _left_out
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA GPU")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
+                _skipped += 1
+    if config.getoption("--thorough"):
         return
-    skip = pytest.mark.skip(reason="needs a CUDA GPU")
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
-            _skipped += 1
+    long = [item for item in items if "thorough" in item.keywords]
+    if long and len(long) < len(items):  # named alone on the command line, they run
+        items[:] = [item for item in items if "thorough" not in item.keywords]
+        config.hook.pytest_deselected(items=long)
+        _left_out = len(long)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _skipped:
         terminalreporter.write_line(f"{_skipped} GPU tests skipped: no CUDA device here")
+    if _left_out:
+        terminalreporter.write_line(
+            f"{_left_out} thorough tests left out, many seconds each: nox -s thorough runs them"
+        )

@@ -94,7 +94,7 @@ def combinations(config: Config) -> list[tuple[str, int | None, int]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shape_of_a_config_stays_compiled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, wanted = Recording(), combinations(load_config(path))
@@ -107,7 +107,7 @@ def test_every_shape_of_a_config_stays_compiled(path: Path, monkeypatch: pytest.
         assert backend.compiled == len(wanted), f"pass {passed}: one form for each shape, made once"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_masks_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Recording()
     on("cuda:5", backend, monkeypatch, masks=True)
@@ -122,7 +122,7 @@ def test_the_largest_config_has_more_shapes_than_torch_keeps_by_itself() -> None
     assert most == 36 > torch._dynamo.config.recompile_limit
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_one_compiled_function_for_all_shapes_would_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: as it was before. The check above finds it."""
     backend = Recording()

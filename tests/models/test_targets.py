@@ -27,7 +27,7 @@ from tests.models.families import FAMILIES, FAST, VOCAB, build
 
 PAGE = Path(__file__).parents[2] / "docs" / "targets.md"
 OPTIONS = {"config": None, "limit": 3, "max_new_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 0}
-CASES = [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in FAMILIES]
+CASES = [pytest.param(name, marks=[] if name in FAST else pytest.mark.thorough) for name in FAMILIES]
 MASK = VOCAB - 1
 
 

@@ -401,6 +401,7 @@ def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) 
         "overhead",
         "--subject",
         "spin",
+        "--quick",
         "--minutes",
         "2",
         "--out",
@@ -417,7 +418,7 @@ def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) 
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if line.startswith("measuring"):
+            if line.startswith("plan"):
                 process.send_signal(sent)
                 break
         _, rest = process.communicate(timeout=60)

@@ -103,6 +103,7 @@ def test_an_interrupted_gate_keeps_the_launches_it_has_and_is_incomplete() -> No
 # -- two persistent worker processes -------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @fault
 def test_two_processes_take_turns_at_the_same_work_and_a_large_slowdown_is_found(tmp_path: Path) -> None:
@@ -411,6 +412,7 @@ def test_an_overlay_lays_one_trees_counter_over_the_others_trainer(tmp_path: Pat
     assert whose == {"bench": "head", "steptime": "head", "dflash": "base"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @fault
 def test_a_planted_sync_is_found_though_the_counter_was_blinded(tmp_path: Path) -> None:
@@ -423,8 +425,9 @@ def test_a_planted_sync_is_found_though_the_counter_was_blinded(tmp_path: Path) 
         trees.append(Tree(name, Commit(name), root, sys.executable))
     worker_file = trees[1].root / "dflash/pipeline/drafter_worker.py"
     text = worker_file.read_text()
-    assert text.count("loss.backward()") == 1
-    worker_file.write_text(text.replace("loss.backward()", "loss.backward()\n        loss.item()"))
+    planted = text.replace("        loss.backward()\n", "        loss.backward()\n        loss.item()\n")
+    assert planted != text
+    worker_file.write_text(planted)
     scopes = trees[1].root / "steptime/syncs/scopes.py"
     scopes.write_text(scopes.read_text() + "\nScope.record = lambda *arguments, **named: None\n")
     kind = TrainerKind()

@@ -303,7 +303,7 @@ def test_a_collector_that_changes_training_is_seen_in_the_losses_of_its_half(tmp
 @pytest.mark.fault
 def test_a_compile_in_a_measured_half_is_a_fault_of_the_run(tmp_path: Path) -> None:
     wanted = [Request(NONE, 2, 1), Request(frozenset({"compile"}), 2, 1)]
-    _, result = run(PairTrainer(small_config(tmp_path), plant="compile"), wanted)
+    _, result = run(PairTrainer(small_config(tmp_path), plants=("compile",)), wanted)
     (fault,) = result.faults
     assert fault.startswith("torch compiled planted (")
 

@@ -51,7 +51,7 @@ def test_a_layout_gives_the_cpus_bits(tmp_path, targets, drafters, settings):
     same_as_the_cpu(tmp_path, targets, drafters, *settings)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("targets", "drafters", "objective", "order", "accumulation"),
     [
@@ -92,7 +92,7 @@ def test_bfloat16_weights_and_their_masters(tmp_path):
     same_as_the_cpu(tmp_path, 1, 2, 'drafter.dtype="bfloat16"', 'target.dtype="bfloat16"', "train.steps=3")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_no_delay_at_a_hand_over_makes_a_race(tmp_path):
     settings = ("objective.kind=kd", "train.steps=3")
     reference = plain(tmp_path, *devices(2, 2, "cpu"), *settings, name="plain")

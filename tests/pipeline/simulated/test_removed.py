@@ -43,7 +43,7 @@ def what_finds_it(tmp_path, layout: str, call: Call, name: str) -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.fault
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_any_one_call_the_run_ends_with_a_fault(tmp_path, layout):

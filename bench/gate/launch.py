@@ -18,7 +18,7 @@ from bench.measure.run import seconds_per
 from bench.progress import Reporter
 from bench.records.pairs import Layer, Pair, Request, Segment
 from bench.records.types import GpuState
-from bench.statistics.design import Draw, draws, shares_for
+from bench.statistics.design import Draw, best_shares, draws, shares_for
 from bench.subjects.group_losses import both, check_segments
 from bench.subjects.pairs import Wanted
 
@@ -127,7 +127,8 @@ def _take_turns(
 
     def draw(lengths: Lengths) -> Iterator[Draw]:
         lengths_s = {layer: lengths.pair_s(layer) for layer in lengths.steps}
-        shares = shares_for(lengths_s, max(1.0, conductor.time_s), 0.0)
+        best = best_shares(lengths_s, seconds_per(periods))
+        shares = shares_for(lengths_s, max(1.0, conductor.time_s), 0.0, best)
         return draws((HEAD,), seed, lengths_s, shares=shares, placebo=False)
 
     conductor = Conductor(

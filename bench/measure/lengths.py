@@ -74,7 +74,8 @@ def choose(pilot: Pilot, settled_steps: int = 1, min_segment_s: float = MIN_SEGM
     wanted = math.ceil(least_s / step_s - 1e-9)
     steps = {Layer.PATH: min(MAX_STEPS, max(1, settled_steps, wanted))}
     for layer, event_s in pilot.event_s.items():
-        steps[layer] = max(steps[Layer.PATH], 2 + int(COVER * event_s / step_s))
+        # Whether all is at rest is looked at when a step ends, so up to a step of that is no wait.
+        steps[layer] = max(steps[Layer.PATH], 2 + int(COVER * max(0.0, event_s - step_s) / step_s))
     # All that a tick takes may be taken from the steps.
     segment_s = {layer: n * step_s + pilot.event_s.get(layer, 0.0) for layer, n in steps.items()}
     return Lengths(steps, segment_s, pilot.ends_s, settled_steps)

@@ -20,7 +20,7 @@ from bench.measure.settling import LengthPilot
 from bench.progress import Reporter, human_time
 from bench.records.pairs import PLACEBO, Layer, Pair, Question
 from bench.records.types import MachineState, Throughput
-from bench.statistics.design import MIN_PAIRS, TOGETHER, Draw, draws, shares_for
+from bench.statistics.design import MIN_PAIRS, TOGETHER, Draw, best_shares, draws, shares_for
 from bench.statistics.effects import loss
 from bench.statistics.enough import decide, plan, spreads
 from bench.statistics.throughput import throughput
@@ -158,7 +158,8 @@ class _Enough:
         self.announced = True
         lengths_s = {layer: self.lengths.pair_s(layer) for layer in self.layers}
         share = 1.0 if self.question is Question.EACH or self.asked.together else TOGETHER
-        wanted = plan(known, lengths_s, self.asked.budget_percent, together=share)
+        best = best_shares(lengths_s, self.seconds_per)
+        wanted = plan(known, lengths_s, self.asked.budget_percent, shares=best, together=share)
         minutes = 60.0 * wanted.minutes()
         self.reporter.say(
             f"a pair spreads by {100 * known[Layer.PATH]:.1f}% here: about {human_time(minutes)} show that "
@@ -284,7 +285,8 @@ def _conductor(
         lengths_s = {layer: lengths.pair_s(layer) for layer in layers}
         together = 1.0 if asked.together else TOGETHER
         run_s = conductor.time_s if cuts is None else cuts.run_s
-        shares = shares_for(lengths_s, run_s, 1.0 if single else together)
+        best = best_shares(lengths_s, every)
+        shares = shares_for(lengths_s, run_s, 1.0 if single else together, best)
         return draws(asked.switches, asked.seed, lengths_s, shares=shares, together=together)
 
     conductor = Conductor(

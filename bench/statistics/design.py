@@ -23,8 +23,9 @@ TOGETHER: Final = 0.5
 """Share of the pairs that are drawn for all together. The verdict of a run is about all of them, and a half
 gives all and each single switch the same standard error."""
 SHARES: Final[Mapping[Layer, float]] = {Layer.PATH: 13 / 16, Layer.TICK: 1 / 8, Layer.FLUSH: 1 / 16}
-"""Share of the time of each layer. A forced tick comes out magnified by the time between ticks over the
-length of a segment, so it needs few pairs for the same error; a flush even fewer."""
+"""Share of the time of each layer where nothing is known of the lengths. A forced tick comes out magnified by
+the time between ticks over the length of a segment, so it needs few pairs for the same error; a flush even
+fewer."""
 MIN_PAIRS: Final = 8
 """Pairs of each layer and question below which nothing is said. Of eight pairs the smallest p is 2^-8, which
 can name one of a dozen switches."""
@@ -43,8 +44,28 @@ class Draw:
     second: frozenset[str]
 
 
+def best_shares(lengths_s: Mapping[Layer, float], seconds_per: Mapping[Layer, float]) -> dict[Layer, float]:
+    """Shares of the time that make the error of a total cost smallest, where all segments spread by the same
+    share of their length: in proportion to a pair's spread, as a share of the throughput, times the root of
+    its length (Neyman's allocation).
+
+    Args:
+        lengths_s: seconds that a pair of each layer takes.
+        seconds_per: seconds between two events of each layer (path: anything).
+    """
+    spread = {
+        layer: 1.0 if layer is Layer.PATH else length / 2 / seconds_per[layer]
+        for layer, length in lengths_s.items()
+    }
+    weights = {layer: spread[layer] * lengths_s[layer] ** 0.5 for layer in lengths_s}
+    return {layer: weight / sum(weights.values()) for layer, weight in weights.items()}
+
+
 def shares_for(
-    lengths_s: Mapping[Layer, float], time_s: float, together: float = TOGETHER
+    lengths_s: Mapping[Layer, float],
+    time_s: float,
+    together: float = TOGETHER,
+    shares: Mapping[Layer, float] = SHARES,
 ) -> dict[Layer, float]:
     """Share of the time of each layer of `lengths_s`, so that each gets its fewest pairs in a short run too.
 
@@ -52,11 +73,12 @@ def shares_for(
         lengths_s: seconds that a pair of each layer takes, both halves with what lies between.
         time_s: seconds there are for pairs.
         together: share of the pairs drawn for all together.
+        shares: wanted, where there is time enough.
     """
-    total = sum(SHARES[layer] for layer in lengths_s)
+    total = sum(shares[layer] for layer in lengths_s)
     rarest = min(share for share in (together, 1.0 - together) if share > 0)
     least = {layer: SPARE * MIN_PAIRS / rarest * length / time_s for layer, length in lengths_s.items()}
-    wanted = {layer: max(SHARES[layer] / total, least[layer]) for layer in lengths_s}
+    wanted = {layer: max(shares[layer] / total, least[layer]) for layer in lengths_s}
     # What the short layers need beyond their share is taken from the path, down to its own least.
     path = wanted.get(Layer.PATH)
     if path is not None:

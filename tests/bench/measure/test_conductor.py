@@ -182,8 +182,8 @@ def test_what_comes_first_is_over_before_the_pilot_and_nothing_else_runs_then() 
 
 def test_lengths_of_the_layers() -> None:
     short = choose(Pilot(0.1, {Layer.TICK: 0.05, Layer.FLUSH: 0.3}, ends_s=0.002))
-    assert short.steps == {Layer.PATH: 1, Layer.TICK: 2, Layer.FLUSH: 6}
-    assert short.pair_s(Layer.FLUSH) == pytest.approx(2 * (6 * 0.1 + 0.3 + 0.002))
+    assert short.steps == {Layer.PATH: 1, Layer.TICK: 2, Layer.FLUSH: 4}
+    assert short.pair_s(Layer.FLUSH) == pytest.approx(2 * (4 * 0.1 + 0.3 + 0.002))
     assert choose(Pilot(0.1, {}, ends_s=0.1)).steps == {Layer.PATH: 3}
     assert choose(Pilot(0.001, {})).steps == {Layer.PATH: 10}
     assert choose(Pilot(0.1, {}), settled_steps=8).steps == {Layer.PATH: 8}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.records.pairs import PLACEBO, Layer, Question
-from bench.statistics.design import MIN_PAIRS, SHARES, draws, least_time_s, shares_for
+from bench.statistics.design import MIN_PAIRS, SHARES, best_shares, draws, least_time_s, shares_for
 
 SWITCHES = ("batch", "losses", "grads")
 LENGTHS = {Layer.PATH: 0.3, Layer.TICK: 0.3, Layer.FLUSH: 0.6}
@@ -89,3 +89,21 @@ def test_a_short_run_still_gets_the_fewest_pairs_of_each_layer_and_question(time
 def test_what_cannot_be_drawn_is_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"named once|at least one layer"):
         next(draws(**{"seed": 0, "lengths_s": LENGTHS, **bad}))  # type: ignore[arg-type]
+
+
+def test_the_best_shares_are_better_than_any_other() -> None:
+    lengths_s = {Layer.PATH: 0.27, Layer.TICK: 0.55, Layer.FLUSH: 0.8}
+    seconds_per = {Layer.PATH: 1.0, Layer.TICK: 1.11, Layer.FLUSH: 10.0}
+
+    def error(shares: dict[Layer, float]) -> float:
+        spread = {layer: lengths_s[layer] / 2 / seconds_per[layer] for layer in lengths_s} | {Layer.PATH: 1.0}
+        return sum(spread[layer] ** 2 * lengths_s[layer] / shares[layer] for layer in lengths_s)
+
+    best = best_shares(lengths_s, seconds_per)
+    assert sum(best.values()) == pytest.approx(1.0)
+    for give in Layer:
+        for take in Layer:
+            moved = best | {give: best[give] * 0.9}
+            moved[take] = moved[take] + best[give] * 0.1
+            assert error(moved) >= error(best) - 1e-12
+    assert error(best) < error(dict(SHARES))

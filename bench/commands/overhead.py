@@ -285,7 +285,7 @@ def make_receipt(
             "stopped": run.stopped,
             "seconds": round(run.seconds, 1),
         },
-        extra={"notes": list(run.result.notes), "peak_memory_bytes": run.result.peak_memory_bytes},
+        extra={"notes": list(run.notes), "peak_memory_bytes": run.result.peak_memory_bytes},
     )
 
 

@@ -23,7 +23,7 @@ from bench.measure.settling import LengthPilot
 from bench.progress import Reporter
 from bench.records.pairs import Layer, Pair, Request, Segment
 from bench.statistics.design import Draw
-from bench.subjects.pairs import OnSegment, Wanted
+from bench.subjects.pairs import OnSegment, Wanted, steps_to_cover
 
 BLOCK_S = 8.0
 """A block lasts about so long: long beside the lead-in steps that a new group costs."""
@@ -177,7 +177,7 @@ class Conductor:
         off = [Request(frozenset(), 1, group=0) for _ in range(PILOT_SEGMENTS)]
         everything = frozenset(self.switches)
         events = [
-            Request(everything, 2, group=0, layer=layer) for layer in self.events for _ in range(PILOT_EVENTS)
+            Request(everything, 1, group=0, layer=layer) for layer in self.events for _ in range(PILOT_EVENTS)
         ]
         # The first one comes when whatever the subject did before is over.
         taken = self._take(off[:1])
@@ -185,12 +185,19 @@ class Conductor:
         taken += self._take(off[1:])
         wall_s = self.clock() - started
         seconds = [segment.seconds for segment in taken]
-        forced = self._take(events)
+        forced, step_s = self._take(events), median(seconds)
+        by_layer = {
+            layer: forced[at * PILOT_EVENTS : (at + 1) * PILOT_EVENTS] for at, layer in enumerate(self.events)
+        }
         return Pilot(
-            step_s=median(seconds),
+            step_s=step_s,
+            event_steps={
+                layer: max(steps_to_cover(segment, step_s) for segment in own)
+                for layer, own in by_layer.items()
+            },
             event_s={
-                layer: max(segment.tick_s for segment in forced[at * PILOT_EVENTS : (at + 1) * PILOT_EVENTS])
-                for at, layer in enumerate(self.events)
+                layer: max(max(0.0, segment.seconds - segment.steps * step_s) for segment in own)
+                for layer, own in by_layer.items()
             },
             ends_s=max(0.0, (wall_s - sum(seconds[1:])) / len(seconds[1:])),
         )

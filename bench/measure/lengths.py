@@ -2,7 +2,7 @@
 
 Path segments are as short as is valid: one step from standstill to standstill where the cost of a planted
 wait has settled at one step, more on a GPU, whose host must have run ahead first. Segments with a forced tick
-or flush last until a step has begun after all that it started was done."""
+or flush are as long as covers all that it starts (`bench.subjects.pairs.covers`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ MIN_SEGMENT_S: Final = 0.01
 ENDS_SHARE: Final = 0.25
 """Segments get longer until their ends (drain, switches, refill) take no more than this share of the time."""
 MAX_STEPS: Final = 256
-COVER: Final = 1.5
-"""A segment with a forced tick is longer than the longest tick seen by this factor, and two steps more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +26,14 @@ class Pilot:
 
     Attributes:
         step_s: one step with everything off, from standstill to standstill.
-        event_s: longest forced tick and flush, with all that it started, everything on; only the layers that
-            the subject has.
+        event_steps: steps that a segment with a forced tick, or flush, needs to cover it; only the layers
+            that the subject has.
+        event_s: seconds of the longest such segment of the pilot beyond its steps.
         ends_s: between two segments, where nothing is timed.
     """
 
     step_s: float
+    event_steps: dict[Layer, int]
     event_s: dict[Layer, float]
     ends_s: float = 0.0
 
@@ -73,9 +73,8 @@ def choose(pilot: Pilot, settled_steps: int = 1, min_segment_s: float = MIN_SEGM
     least_s = max(min_segment_s, pilot.ends_s * (1.0 / ENDS_SHARE - 1.0))
     wanted = math.ceil(least_s / step_s - 1e-9)
     steps = {Layer.PATH: min(MAX_STEPS, max(1, settled_steps, wanted))}
-    for layer, event_s in pilot.event_s.items():
-        # Whether all is at rest is looked at when a step ends, so up to a step of that is no wait.
-        steps[layer] = max(steps[Layer.PATH], 2 + int(COVER * max(0.0, event_s - step_s) / step_s))
+    for layer, least in pilot.event_steps.items():
+        steps[layer] = max(steps[Layer.PATH], least)
     # All that a tick takes may be taken from the steps.
     segment_s = {layer: n * step_s + pilot.event_s.get(layer, 0.0) for layer, n in steps.items()}
     return Lengths(steps, segment_s, pilot.ends_s, settled_steps)

@@ -20,12 +20,12 @@ from bench.measure.settling import LengthPilot
 from bench.progress import Reporter, human_time
 from bench.records.pairs import PLACEBO, Layer, Pair, Question
 from bench.records.types import MachineState, Throughput
-from bench.statistics.design import MIN_PAIRS, TOGETHER, Draw, best_shares, draws, shares_for
+from bench.statistics.design import MIN_PAIRS, TOGETHER, Draw, best_shares, draws, first_part_s, shares_for
 from bench.statistics.effects import loss
 from bench.statistics.enough import decide, plan, spreads
 from bench.statistics.throughput import throughput
 from bench.subjects.group_losses import check_pair_losses
-from bench.subjects.pairs import PairSubject, Stretch
+from bench.subjects.pairs import PairSubject, Stretch, covers
 from bench.subjects.protocol import SubjectResult
 
 LEAST_S = 15.0
@@ -91,6 +91,17 @@ class Measured:
         """None: some pair has no loss."""
         found = {pair.losses_equal for pair in self.pairs}
         return False if False in found else None if None in found or not found else True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report should tell besides."""
+        events = [pair for pair in self.pairs if pair.layer is not Layer.PATH]
+        halves = [half for pair in events for half in (pair.first, pair.second)]
+        late = sum(not covers(half) for half in halves)
+        if late * 10 <= len(halves):
+            return tuple(self.result.notes)
+        told = f"{late} of {len(halves)} segments with a tick or flush ended by waiting for it"
+        return (*self.result.notes, f"{told}: that wait is counted as its cost")
 
     @property
     def throughput(self) -> Throughput | None:
@@ -286,7 +297,9 @@ def _conductor(
         together = 1.0 if asked.together else TOGETHER
         run_s = conductor.time_s if cuts is None else cuts.run_s
         best = best_shares(lengths_s, every)
-        shares = shares_for(lengths_s, run_s, 1.0 if single else together, best)
+        questions = 1.0 if single else together
+        soon_s = first_part_s(lengths_s, run_s, questions)
+        shares = shares_for(lengths_s, soon_s, questions, best)
         return draws(asked.switches, asked.seed, lengths_s, shares=shares, together=together)
 
     conductor = Conductor(

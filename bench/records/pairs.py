@@ -10,11 +10,11 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from bench.records.types import ALL as ALL
 from bench.records.types import STRICT
 
 PLACEBO: Final = "placebo"
 """A switch that does nothing. It is measured like the others, and shows the noise."""
-ALL: Final = "all"
 
 
 class Layer(enum.StrEnum):

@@ -11,6 +11,7 @@ from bench.records.costs import Estimate, SwitchCost
 from bench.records.pairs import PLACEBO, Layer, Segment
 from bench.records.receipt import Receipt
 from bench.records.types import ExactCounts, ExitCode, MachineState, Throughput, Verdict
+from bench.statistics.counts import KINDS as KINDS
 
 MEANING = {
     Verdict.WITHIN: "within the budget",
@@ -20,7 +21,6 @@ MEANING = {
     Verdict.INVALID: "nothing may be concluded from this run",
     Verdict.NO_BASELINE: "nothing to compare with, or an incomplete set",
 }
-KINDS = ("syncs", "operations", "copies", "allocations")
 
 
 def number(value: float, digits: int = 2) -> str:

@@ -16,7 +16,7 @@ from bench.progress import Reporter
 from bench.records.receipt import Receipt
 from bench.records.types import OFF, ExactCounts, Verdict
 from bench.report import formatting
-from bench.statistics.counts import COUNT_KINDS
+from bench.statistics.counts import KINDS
 from bench.syncs.counting import ProcessCounter
 from dflash.config import Config
 
@@ -73,7 +73,7 @@ def count_plants(config: Config, names: Sequence[str]) -> list[PlantFound]:
 
 def judge_plant(name: str, off: ExactCounts, on: ExactCounts) -> PlantFound:
     """Pure: what the fault added."""
-    added = {kind: (getattr(on, kind) or 0) - (getattr(off, kind) or 0) for kind in COUNT_KINDS}
+    added = {kind: (getattr(on, kind) or 0) - (getattr(off, kind) or 0) for kind in KINDS}
     text = ", ".join(f"{more:+d} {kind}" for kind, more in added.items() if more)
     return PlantFound(name, any(more > 0 for more in added.values()), text or "nothing changed")
 

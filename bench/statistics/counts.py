@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.records.types import ExactCounts
 
-COUNT_KINDS = ("syncs", "operations", "copies", "allocations")
+KINDS = ("syncs", "operations", "copies", "allocations")
 
 
 def difference(
@@ -28,7 +28,7 @@ def difference(
             f"({', '.join(one.ways)})",
         )
     added: dict[str, int | None] = {}
-    for kind in COUNT_KINDS:
+    for kind in KINDS:
         before, after = getattr(one, kind), getattr(other, kind)
         added[kind] = None if before is None or after is None else after - before
     if added["syncs"] is None:

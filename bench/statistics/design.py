@@ -34,6 +34,11 @@ SPARE: Final = 1.25
 pilot may take a pair to be shorter than it is."""
 
 
+FIRST_PART: Final = 0.25
+"""Part of a run in which the fewest pairs of each layer are taken, where they fill no more than this share of
+it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """A pair to take: the switches that are on in its first half and in its second."""
@@ -92,6 +97,15 @@ def least_time_s(lengths_s: Mapping[Layer, float], together: float = TOGETHER) -
     """Seconds that the fewest pairs of every layer and question take; `lengths_s` as in `shares_for`."""
     rarest = min(share for share in (together, 1.0 - together) if share > 0)
     return sum(lengths_s.values()) * np.ceil(MIN_PAIRS / rarest)
+
+
+def first_part_s(lengths_s: Mapping[Layer, float], time_s: float, together: float = TOGETHER) -> float:
+    """Seconds of a run in which the fewest pairs of each layer should be there: only then may it end early.
+
+    Args:
+        time_s: of the whole run.
+    """
+    return min(time_s, max(FIRST_PART * time_s, least_time_s(lengths_s, together) / FIRST_PART))
 
 
 def draws(

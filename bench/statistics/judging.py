@@ -17,11 +17,11 @@ from typing import Final
 from bench.records.costs import Estimate, SwitchCost
 from bench.records.pairs import ALL
 from bench.records.types import ExitCode, Verdict
+from bench.statistics.counts import KINDS
 from bench.statistics.effects import ALPHA, MIN_LAUNCHES
 from bench.statistics.enough import minutes_to_settle
 from bench.statistics.headline import cost_range, headline
 
-KINDS: Final = ("syncs", "operations", "copies", "allocations")
 BUDGET_PERCENT: Final = 1.0
 """Default budget of all collectors together."""
 COLLECTOR_BUDGET_PERCENT: Final = 0.5

@@ -21,7 +21,7 @@ from steptime.simulate.operations import Operations
 from steptime.simulate.simulation import Simulation
 from steptime.syncs import calls
 from steptime.syncs import functions as counted
-from steptime.syncs.scopes import Ledger, Scope
+from steptime.syncs.scopes import Ledger, Scope, noting
 from steptime.syncs.scopes import entered as scope_entered
 
 
@@ -200,19 +200,6 @@ class SimulatedFunctions(TorchFunctionMode):
             return torch.ops.aten._to_copy(
                 tensor, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format
             )
-
-
-@contextlib.contextmanager
-def noting(host: Host, **notes: Any) -> Iterator[None]:
-    """Set some of a host's notes for what is called inside."""
-    outer = {name: getattr(host, name) for name in notes}
-    for name, value in notes.items():
-        setattr(host, name, value)
-    try:
-        yield
-    finally:
-        for name, value in outer.items():
-            setattr(host, name, value)
 
 
 @contextlib.contextmanager

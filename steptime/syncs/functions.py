@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from steptime.host_memory import PAGEABLE, PINNED, host_kind, mark_host
 from steptime.syncs import scopes as ledger
 from steptime.syncs.boundary import SIMULATED, Boundary, count_copy
-from steptime.syncs.scopes import Scope
+from steptime.syncs.scopes import Scope, noting
 
 _FACTORIES = {
     torch.arange,
@@ -102,17 +102,8 @@ class FunctionCounter(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return handler(func, args, kwargs or {})
 
-    @contextlib.contextmanager
-    def _noting(self, **notes: Any) -> Iterator[None]:
-        scope = self._scope
-        outer = {name: getattr(scope, name) for name in notes}
-        for name, value in notes.items():
-            setattr(scope, name, value)
-        try:
-            yield
-        finally:
-            for name, value in outer.items():
-                setattr(scope, name, value)
+    def _noting(self, **notes: Any) -> contextlib.AbstractContextManager[None]:
+        return noting(self._scope, **notes)
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         with self._noting(label=_READS[func]):

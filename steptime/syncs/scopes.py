@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import CodeType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -302,3 +302,16 @@ def _short(file: str) -> str:
     if file.startswith(_ROOT + os.sep):
         return file[len(_ROOT) + 1 :]
     return file.rpartition("site-packages" + os.sep)[2]
+
+
+@contextlib.contextmanager
+def noting(notes_of: object, **notes: Any) -> Iterator[None]:
+    """Set some attributes of a scope (or of a simulated host) for what is called inside."""
+    outer = {name: getattr(notes_of, name) for name in notes}
+    for name, value in notes.items():
+        setattr(notes_of, name, value)
+    try:
+        yield
+    finally:
+        for name, value in outer.items():
+            setattr(notes_of, name, value)

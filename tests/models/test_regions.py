@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,11 @@ from dflash.config import Config, load_config
 from dflash.models.attention import AutogradAttention, BlockLayout, FlexAttention, compiled_flex, prepare
 from dflash.models.elementwise_compiled import compiled
 from dflash.models.workspace import Workspace
+from tests.steptime.backend import Recording
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 SCALE = 32
 """Contexts are so many times shorter than the config's: forms are by shape, whatever its size."""
-
-
-class Recording:
-    """A backend that counts what it compiles, and what runs of it."""
-
-    def __init__(self) -> None:
-        self.compiled = self.ran = 0
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        self.compiled += 1
-
-        def run(*args: Any) -> Any:
-            self.ran += 1
-            return graph.forward(*args)
-
-        return run
 
 
 @pytest.fixture(autouse=True)

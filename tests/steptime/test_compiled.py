@@ -19,6 +19,7 @@ from steptime.regions import CompileWatch, compiled
 from steptime.syncs.compiled import COMPILE, EAGER, HOOKS, RECOMPILE
 from steptime.syncs.counting import CountingScopes
 from steptime.syncs.scopes import ALLOCATION, OPERATION, WORK, SyncNotAllowed, allowed_sync
+from tests.steptime.backend import Recording
 
 Backend = Callable[..., Any]
 
@@ -28,22 +29,6 @@ def _forgotten() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-class Recording:
-    """A backend that writes down what it compiles and what runs of it."""
-
-    def __init__(self) -> None:
-        self.compiled = self.ran = 0
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        self.compiled += 1
-
-        def run(*args: Any) -> Any:
-            self.ran += 1
-            return graph.forward(*args)
-
-        return run
 
 
 def counted(call: Callable[[], Any], *, work: bool = True) -> CountingScopes:

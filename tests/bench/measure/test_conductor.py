@@ -43,6 +43,7 @@ class FakeSubject:
     threads: set[str] = field(default_factory=set)
     stretched: bool = False
     waits_from: int = 10**9
+    waits_for_flush: bool = False
 
     def __call__(self, requests: Iterator[Wanted], on_segment: Callable[[Segment], None]) -> None:
         for request in requests:
@@ -66,7 +67,7 @@ class FakeSubject:
                     10 * request.steps,
                     seconds,
                     request.group,
-                    tick_s=more,
+                    tick_s=seconds if self.waits_for_flush and request.layer is Layer.FLUSH else more,
                 )
             )
 
@@ -181,14 +182,15 @@ def test_what_comes_first_is_over_before_the_pilot_and_nothing_else_runs_then() 
 
 
 def test_lengths_of_the_layers() -> None:
-    short = choose(Pilot(0.1, {Layer.TICK: 0.05, Layer.FLUSH: 0.3}, ends_s=0.002))
-    assert short.steps == {Layer.PATH: 1, Layer.TICK: 2, Layer.FLUSH: 4}
+    events = {Layer.TICK: 0.05, Layer.FLUSH: 0.3}
+    short = choose(Pilot(0.1, {Layer.TICK: 1, Layer.FLUSH: 4}, events, ends_s=0.002))
+    assert short.steps == {Layer.PATH: 1, Layer.TICK: 1, Layer.FLUSH: 4}
     assert short.pair_s(Layer.FLUSH) == pytest.approx(2 * (4 * 0.1 + 0.3 + 0.002))
-    assert choose(Pilot(0.1, {}, ends_s=0.1)).steps == {Layer.PATH: 3}
-    assert choose(Pilot(0.001, {})).steps == {Layer.PATH: 10}
-    assert choose(Pilot(0.1, {}), settled_steps=8).steps == {Layer.PATH: 8}
+    assert choose(Pilot(0.1, {}, {}, ends_s=0.1)).steps == {Layer.PATH: 3}
+    assert choose(Pilot(0.001, {}, {})).steps == {Layer.PATH: 10}
+    assert choose(Pilot(0.1, {}, {}), settled_steps=8).steps == {Layer.PATH: 8}
     with pytest.raises(ValueError, match="some time"):
-        choose(Pilot(0.0, {}))
+        choose(Pilot(0.0, {}, {}))
 
 
 def test_the_pilot_of_lengths_comes_before_all_pairs() -> None:
@@ -199,3 +201,13 @@ def test_the_pilot_of_lengths_comes_before_all_pairs() -> None:
     conductor.run(FakeSubject(clock, waits_from=1))
     assert settle.decide().steps > 1
     assert all("wait" not in pair.first.on for pair in conductor.pairs)
+
+
+@pytest.mark.fault
+def test_a_segment_that_ends_by_waiting_for_its_tick_gets_longer() -> None:
+    """The flush takes longer than the step: with one step, its wait would be counted as its cost."""
+    clock = Clock()
+    conductor = make(clock)
+    conductor.run(FakeSubject(clock, waits_for_flush=True))
+    assert conductor.lengths is not None
+    assert conductor.lengths.steps == {Layer.PATH: 1, Layer.TICK: 1, Layer.FLUSH: 6}

@@ -608,9 +608,9 @@ def test_the_report_that_pytest_writes_is_read(tmp_path: Path) -> None:
     code = "import pytest\ndef test_one(): pass\n@pytest.mark.skip\ndef test_two(): pass\n"
     (tmp_path / "test_few.py").write_text(code)
     path = tmp_path / "few.xml"
-    end = run_python(
-        ["-m", "pytest", str(tmp_path), "-p", "no:cacheprovider", f"--junitxml={path}"], limit_s=HANG_S
-    )
+    # The names in the report are those below the root, which pytest would look for from where this runs.
+    where = [str(tmp_path), f"--rootdir={tmp_path}", "-p", "no:cacheprovider"]
+    end = run_python(["-m", "pytest", *where, f"--junitxml={path}"], limit_s=HANG_S)
     found = tests.read(end, path.read_text())
     assert (end.code, found.looked_at, found.problems) == (0, 1, ("skipped: test_few.test_two",))
 

@@ -162,9 +162,9 @@ class _Enough:
         return all(counts[layer, question] >= MIN_PAIRS for layer in self.layers for question in asked)
 
     def _announce(self, pairs: Sequence[Pair], time_s: float) -> None:
-        """Once, after the first block: what such a machine needs."""
+        """Once, when the spread of each layer is known: what such a machine needs."""
         known = spreads(pairs, self.seconds_per)
-        if Layer.PATH not in known or self.lengths is None:
+        if len(known) < len(self.layers) or self.lengths is None:
             return
         self.announced = True
         lengths_s = {layer: self.lengths.pair_s(layer) for layer in self.layers}

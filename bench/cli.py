@@ -22,6 +22,8 @@ COMMANDS = {
     "syncs": "count the host syncs of any PyTorch program",
     "gpu-check": "day one on a GPU: is everything as claimed there?",
 }
+SHARED = ("syncs",)
+"""Those of `steptime`: they serve any trainer."""
 HELP = "Measures what the trainer's metrics cost, and whether one commit is slower than another."
 EPILOG = """\b
 exit codes:
@@ -39,7 +41,8 @@ def build_app(words: Sequence[str]) -> typer.Typer:
     app = commandline.make_app(help=HELP, epilog=EPILOG, rich_markup_mode=None, context_settings=names)
     for name, question in COMMANDS.items():
         if name in words[:1]:
-            importlib.import_module(f"bench.commands.{name.replace('-', '_')}").register(app)
+            package = "steptime" if name in SHARED else "bench"
+            importlib.import_module(f"{package}.commands.{name.replace('-', '_')}").register(app)
         else:
             app.command(name, help=question)(lambda: None)
     return app

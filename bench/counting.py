@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from bench.files import write
 from bench.subjects.registry import SUBJECTS
-from bench.syncs.counting import COUNTS
+from steptime.counting.counting import COUNTS
+from steptime.run_files import write
 
 
 def main(answer_path: str) -> int:

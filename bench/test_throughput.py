@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench.baselines import store
-from bench.baselines.recording import session_of
 from bench.pytest_benchmark import replay
-from bench.records.receipt import Receipt
-from bench.records.types import OFF, Verdict
+from steptime.baselines import store
+from steptime.baselines.recording import session_of
+from steptime.records.receipt import Receipt
+from steptime.records.types import OFF, Verdict
 
 CLOCK = replay.ReplayClock()
 

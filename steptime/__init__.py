@@ -1,4 +1,6 @@
-"""What measuring a training step needs from torch alone, and no trainer.
+"""What measuring a training step needs, of any trainer.
+
+Beside a trainer's step runs what needs torch alone:
 
 - `errors`: the exception for a user's mistake;
 - `commandline`: typer command lines that make every mistake such an exception (needs typer, and no torch);
@@ -6,7 +8,11 @@
 - `host_memory`: which CPU tensors stand for host memory where the "GPUs" are the CPU;
 - `nvml`: the driver's library, and which of its GPUs are those that CUDA calls 0, 1, ... (needs nvidia-ml-py
   where it is asked);
-- `syncs`: CUDA's rules (what waits, what copies), the scopes of the workers, and what counts in them.
+- `syncs`: CUDA's rules (what waits, what copies), the scopes of the workers, and what counts in them;
+- `simulate`: devices that keep CUDA's rules on a CPU, and a race check.
 
-`dflash` (the trainer) and `bench` (the harness) import this package; it imports neither.
+What judges it needs numpy, scipy and pydantic too: `counting`, `subjects` (what is measured), `measure`,
+`statistics`, `gate`, `baselines`, `records`, `report`, `machine`. `dflash` imports none of these.
+
+`dflash` (the trainer) and `bench` (what measures that trainer) import this package; it imports neither.
 """

@@ -17,11 +17,6 @@ import torch
 
 import bench.syncs.ways
 from bench.commands import overhead
-from bench.progress import Reporter
-from bench.records.pairs import PLACEBO
-from bench.records.receipt import Receipt
-from bench.subjects.injection import Injection
-from bench.subjects.protocol import INJECTED
 from bench.subjects.registry import SUBJECTS
 from bench.syncs.faults.fixture import try_fault
 from bench.syncs.faults.planted import COUNTED, PLANTED
@@ -32,6 +27,11 @@ from dflash.observe.observer import Observer
 from dflash.observe.registry import COLLECTORS, all_metrics
 from dflash.observe.roles import RoleMap
 from steptime.errors import UserError
+from steptime.progress import Reporter
+from steptime.records.pairs import PLACEBO
+from steptime.records.receipt import Receipt
+from steptime.subjects.injection import Injection
+from steptime.subjects.protocol import INJECTED
 from tests.clock import Clock
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -109,7 +109,7 @@ class Machine(Clock):
 
 def measured(subject: Any, clock: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Receipt:
     """A whole `overhead` of the subject in the machine's time."""
-    monkeypatch.setattr("bench.machine.state.unfit", lambda before, after: [])
+    monkeypatch.setattr("steptime.machine.state.unfit", lambda before, after: [])
     monkeypatch.setattr(overhead, "measure", partial(overhead.measure, clock=clock.seconds))
     options = overhead.Options(Config(), minutes=0.2, out=str(folder))
     return overhead.run_overhead(options, subject, Reporter(quiet=True))

@@ -257,7 +257,7 @@ def test_the_drawings_use_the_names_of_the_code() -> None:
     drawn = set(re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", text)) - {"TensorBoard"}
     sources = [
         path.read_text(encoding="utf-8")
-        for room in ("dflash", "bench")
+        for room in ("dflash", "bench", "steptime")
         for path in (ROOT / room).rglob("*.py")
     ]
     defined = {name for source in sources for name in re.findall(r"^class (\w+)", source, flags=re.MULTILINE)}

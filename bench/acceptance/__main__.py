@@ -19,10 +19,10 @@ import typer
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from bench import arguments
 from bench.acceptance.recipe import Recipe
-from bench.arguments import option
 from dflash.data.prepare import Fields
+from steptime import arguments
+from steptime.arguments import option
 from steptime.commandline import call, make_app
 from steptime.errors import UserError
 

@@ -14,7 +14,6 @@ import torch
 
 from bench.acceptance import language_model
 from bench.acceptance.recipe import Corpus, Recipe, build_corpus, drafter_settings
-from bench.progress import Reporter
 from dflash.config import Config, load_config
 from dflash.data.generators import TargetGenerator
 from dflash.data.prepare import Fields
@@ -32,6 +31,7 @@ from dflash.pipeline.trained import load_trained
 from dflash.release.export import export
 from dflash.release.released import build_drafter, load_released
 from steptime.files import atomic_folder, atomic_text
+from steptime.progress import Reporter
 
 SCHEMA = "dflash-acceptance/1"
 T = TypeVar("T")

@@ -14,19 +14,19 @@ from typing import Annotated
 import typer
 from tabulate import tabulate
 
-from bench import arguments, files
-from bench.arguments import option, to_minutes, to_natural
-from bench.baselines import recording, store
-from bench.machine import identity
-from bench.machine.commit import ROOT, git, read_commit
-from bench.machine.sentinel import Sentinel
-from bench.progress import Reporter
-from bench.records.receipt import Receipt
-from bench.records.types import ConfigRef, ExitCode, Machine, Verdict
-from bench.statistics.judging import CODES
 from dflash.config import Config, load_config
+from steptime import arguments, run_files
+from steptime.arguments import option, to_minutes, to_natural
+from steptime.baselines import recording, store
 from steptime.commandline import make_app
 from steptime.errors import UserError
+from steptime.machine import identity
+from steptime.machine.commit import ROOT, git, read_commit
+from steptime.machine.sentinel import Sentinel
+from steptime.progress import Reporter
+from steptime.records.receipt import Receipt
+from steptime.records.types import ConfigRef, ExitCode, Machine, Verdict
+from steptime.statistics.judging import CODES
 
 Sessions = Annotated[int, option("--sessions N", "fresh launches (default 3, compare 1)", to_natural)]
 Minutes = Annotated[float | None, option("--minutes M", "time for measuring in each session", to_minutes)]
@@ -196,7 +196,7 @@ def _ask_before_replacing(new: store.Baseline, this: Machine, config: ConfigRef,
 
 def _tell(text: str) -> None:
     print(text)
-    files.post_summary(f"Baseline: {text}\n")
+    run_files.post_summary(f"Baseline: {text}\n")
 
 
 def _reference(options: Options) -> ConfigRef:
@@ -241,7 +241,9 @@ def _sessions(options: Options, reporter: Reporter) -> Sequence[tuple[str, Recei
             command += ["--seed", str(number)]
             command += [word for setting in options.settings for word in ("--set", setting)]
             command += ["--minutes", str(options.minutes)] if options.minutes else []
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=files.child_environment())
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, env=run_files.child_environment()
+            )
             receipt = out / "receipt.json"
             if not receipt.exists():
                 raise UserError(

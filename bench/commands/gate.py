@@ -9,21 +9,21 @@ from typing import Annotated
 
 import typer
 
-from bench import arguments, files
-from bench.arguments import option, to_budget, to_minutes, to_natural
-from bench.gate.session import gather
-from bench.gate.verdict import COMPARED_STEPS, MINUTES, GateEvidence, Options, make_receipt
-from bench.gate.worktrees import NoHarness, checked_out
-from bench.machine.commit import read_commit
-from bench.progress import Reporter
-from bench.records.receipt import Receipt
-from bench.records.types import Commit
-from bench.report.files import write_all
-from bench.report.show import show
-from bench.statistics.intended import Allowance, Numerics, parse_allowance
-from bench.subjects.injection import parse_injection
 from dflash.config import load_config
+from steptime import arguments, run_files
+from steptime.arguments import option, to_budget, to_minutes, to_natural
 from steptime.errors import UserError
+from steptime.gate.session import gather
+from steptime.gate.verdict import COMPARED_STEPS, MINUTES, GateEvidence, Options, make_receipt
+from steptime.gate.worktrees import NoHarness, checked_out
+from steptime.machine.commit import read_commit
+from steptime.progress import Reporter
+from steptime.records.receipt import Receipt
+from steptime.records.types import Commit
+from steptime.report.files import write_all
+from steptime.report.show import show
+from steptime.statistics.intended import Allowance, Numerics, parse_allowance
+from steptime.subjects.injection import parse_injection
 
 
 def register(app: typer.Typer) -> None:
@@ -100,7 +100,7 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
     Raises:
         UserError: no such base, or a config that is wrong.
     """
-    folder = files.choose_folder(options.out, "gate")
+    folder = run_files.choose_folder(options.out, "gate")
     places = {} if root is None else {"root": root}
     started = time.monotonic()
     try:

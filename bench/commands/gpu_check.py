@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench import arguments, files
-from bench.arguments import option, to_names
-from bench.child_process import ROOT
+from steptime import arguments, run_files
+from steptime.arguments import option, to_names
+from steptime.child_process import ROOT
 
 if TYPE_CHECKING:
     from bench.gpu_check.stage import Stage
@@ -54,22 +54,22 @@ def check(stages: Sequence[Stage], out: str | None, page_path: Path | None) -> i
 
     from bench.gpu_check.conductor import plan_table, run_stages, say
     from bench.gpu_check.page import Heading, page
-    from bench.machine import identity
-    from bench.machine.commit import read_commit
+    from steptime.machine import identity
+    from steptime.machine.commit import read_commit
 
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing is checked, and no page is written. On a GPU this would run:\n")
         print(plan_table(stages))
         return NO_GPU
-    folder = files.choose_folder(out, "gpu-check")
-    heading = Heading(files.now_utc(), identity.identify(), read_commit())
+    folder = run_files.choose_folder(out, "gpu-check")
+    heading = Heading(run_files.now_utc(), identity.identify(), read_commit())
     text, red = "", True
     for outcomes in run_stages(stages, folder, say):
         text = page(heading, outcomes, part=page_path is None)
         red = any(outcome.red for outcome in outcomes)
-        files.write(folder / "gpu-check.md", text)
+        run_files.write(folder / "gpu-check.md", text)
     if page_path is not None:
-        files.write(page_path, text)
+        run_files.write(page_path, text)
     print(page_path or folder / "gpu-check.md")
     print("red" if red else "every stage is as claimed", file=sys.stderr)
     return int(red)

@@ -9,28 +9,28 @@ from typing import Annotated
 
 import typer
 
-from bench import arguments, files
-from bench.arguments import option, to_budget, to_minutes, to_names
-from bench.baselines import store
-from bench.machine import identity, state
-from bench.machine.commit import read_commit
-from bench.measure.evidence import evidence
-from bench.measure.run import Asked, Measured, measure
-from bench.progress import Reporter
-from bench.records.costs import SwitchCost
-from bench.records.pairs import ALL, PLACEBO
-from bench.records.receipt import BaselineView, Receipt, SegmentLengths, SentinelTimes
-from bench.records.types import OFF, ConfigRef, ExactCounts, Machine, Throughput, Verdict
-from bench.report.files import write_all
-from bench.report.show import show
-from bench.statistics.judging import Budgets, judge
-from bench.statistics.observed import observe
-from bench.subjects.injection import Injection, parse_injection
-from bench.subjects.pairs import PairSubject
-from bench.subjects.protocol import Settings
-from bench.syncs import counting
 from dflash.config import load_config
+from steptime import arguments, run_files
+from steptime.arguments import option, to_budget, to_minutes, to_names
+from steptime.baselines import store
+from steptime.counting import counting
 from steptime.errors import UserError, nearest
+from steptime.machine import identity, state
+from steptime.machine.commit import read_commit
+from steptime.measure.evidence import evidence
+from steptime.measure.run import Asked, Measured, measure
+from steptime.progress import Reporter
+from steptime.records.costs import SwitchCost
+from steptime.records.pairs import ALL, PLACEBO
+from steptime.records.receipt import BaselineView, Receipt, SegmentLengths, SentinelTimes
+from steptime.records.types import OFF, ConfigRef, ExactCounts, Machine, Throughput, Verdict
+from steptime.report.files import write_all
+from steptime.report.show import show
+from steptime.statistics.judging import Budgets, judge
+from steptime.statistics.observed import observe
+from steptime.subjects.injection import Injection, parse_injection
+from steptime.subjects.pairs import PairSubject
+from steptime.subjects.protocol import Settings
 
 MINUTES = 8.0
 """Measuring goes on until the answer about all together is clear, so long at most."""
@@ -185,7 +185,7 @@ def run_overhead(
     started = time.monotonic()
     switches = choose_switches(subject.switches, options.only)
     store.read_all()  # a broken file is refused now, not after minutes of measuring
-    folder = files.choose_folder(options.out, "overhead")
+    folder = run_files.choose_folder(options.out, "overhead")
     asked = Asked(
         switches,
         options.budget_percent,
@@ -259,7 +259,7 @@ def make_receipt(
         pipeline_efficiency=run.pipeline_efficiency,
         verdict=judgement.verdict,
         exit_code=judgement.exit_code,
-        created=files.now_utc(),
+        created=run_files.now_utc(),
         headline=judgement.headline,
         budget_percent=options.budgets.all_percent,
         collector_budget_percent=half,

@@ -17,20 +17,20 @@ from typing import Annotated
 
 import typer
 
-from bench import arguments, files
-from bench.arguments import option, to_minutes, to_names
 from bench.commands.overhead import MINUTES as OVERHEAD_MINUTES
 from bench.commands.overhead import QUICK_MINUTES
-from bench.progress import Reporter, human_time
 from bench.selfcheck import rates, trials
 from bench.selfcheck.plant_check import check_plants
 from bench.selfcheck.rates import RateRow, Report
 from bench.selfcheck.tables import to_json, to_markdown, to_text
 from bench.selfcheck.taking import take
 from bench.selfcheck.trials import Command, Trial
-from bench.subjects.injection import parse_injection
 from dflash.config import Config, load_config
+from steptime import arguments, run_files
+from steptime.arguments import option, to_minutes, to_names
 from steptime.errors import UserError, nearest
+from steptime.progress import Reporter, human_time
+from steptime.subjects.injection import parse_injection
 
 MINUTES = 20.0
 COSTS = ("1@step", "2@step", "5@step")
@@ -148,7 +148,7 @@ def run_selfcheck(
         called `over`, or a real loss of twice the budget `within`, more often than chance has it; 5 when it
         was interrupted, or something was not tried.
     """
-    folder = files.choose_folder(out, "selfcheck")
+    folder = run_files.choose_folder(out, "selfcheck")
     started = time.monotonic()
     earlier = list(trials.read(folder / TRIALS)) if (folder / TRIALS).exists() else []
     if earlier:
@@ -188,7 +188,7 @@ def run_selfcheck(
     report.seconds = before_s + round(time.monotonic() - started, 1)
     _write(folder, report)
     print(to_text(report))
-    files.post_summary(to_markdown(report))
+    run_files.post_summary(to_markdown(report))
     reporter.say(f"{folder}/selfcheck.json, selfcheck.md, {TRIALS}")
     return int(rates.exit_code(report))
 
@@ -235,7 +235,7 @@ def judge_again(stored: Sequence[Path], out: str | None) -> int:
     if not found:
         raise UserError(f"{', '.join(map(str, stored))}: no run in it")
     report = make_report(found)
-    _write(files.choose_folder(out, "selfcheck"), report)
+    _write(run_files.choose_folder(out, "selfcheck"), report)
     print(to_text(report))
     return int(rates.exit_code(report))
 
@@ -251,5 +251,5 @@ def make_report(stored: Sequence[Trial], rows: Sequence[RateRow] = ()) -> Report
 
 
 def _write(folder: Path, report: Report) -> None:
-    files.write(folder / "selfcheck.json", to_json(report))
-    files.write(folder / "selfcheck.md", to_markdown(report))
+    run_files.write(folder / "selfcheck.json", to_json(report))
+    run_files.write(folder / "selfcheck.md", to_markdown(report))

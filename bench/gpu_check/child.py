@@ -7,8 +7,8 @@ import importlib
 import sys
 from pathlib import Path
 
-from bench.files import write
 from bench.gpu_check.stage import FOUND
+from steptime.run_files import write
 
 
 def main(door: str, file: str) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench.child_process import run_python
-from bench.files import write
 from bench.gpu_check.stage import OUTCOME, Outcome, Stage, answer_path, door_of, judge, not_run
-from bench.progress import human_time
+from steptime.child_process import run_python
+from steptime.progress import human_time
+from steptime.run_files import write
 
 LIMIT_S = 600
 """All stages together; a test holds the sum of their shares to it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from bench.gpu_check.stage import Outcome
-from bench.records.types import Commit, Machine
+from steptime.records.types import Commit, Machine
 
 HEAD = """# The check of a GPU
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from bench.child_process import Ended
+from steptime.child_process import Ended
 
 
 @dataclass(frozen=True, slots=True)

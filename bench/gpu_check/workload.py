@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.child_process import ROOT
-from bench.files import write
 from bench.peers.speed import Shape
 from dflash.config import Config, load_config
+from steptime.child_process import ROOT
+from steptime.run_files import write
 
 CONFIG = ROOT / "configs" / "cpu-tiny.toml"
 DATA = ROOT / "cache" / "gpu-check"

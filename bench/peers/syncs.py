@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from bench.syncs.count import count_syncs
-from bench.syncs.difference import Counts
+from steptime.counting.count import count_syncs
+from steptime.counting.difference import Counts
 from steptime.host_memory import staged
 from steptime.syncs.scopes import WORK
 

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from pytest_benchmark.logger import PytestBenchmarkWarning
 
-from bench.baselines import recording, store
-from bench.machine import commit, identity
 from bench.pytest_benchmark import replay
-from bench.records.pairs import ALL, PLACEBO
-from bench.records.receipt import Receipt
-from bench.records.types import OFF, ConfigRef, Machine
 from dflash.config import Config, load_config
+from steptime.baselines import recording, store
 from steptime.errors import UserError
+from steptime.machine import commit, identity
+from steptime.records.pairs import ALL, PLACEBO
+from steptime.records.receipt import Receipt
+from steptime.records.types import OFF, ConfigRef, Machine
 
 HERE = Path(__file__).parents[1]
 REQUIRE_CUDA = "BENCH_REQUIRE_CUDA"
@@ -412,8 +412,8 @@ def receipt(
 
 def _measure(known: BenchSession, config: pytest.Config, folder: Path) -> Receipt:
     from bench.commands import overhead
-    from bench.measure.run import INTERRUPTED
-    from bench.progress import Reporter
+    from steptime.measure.run import INTERRUPTED
+    from steptime.progress import Reporter
 
     option = config.option
     options = overhead.Options(

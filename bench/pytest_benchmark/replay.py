@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from tabulate import tabulate
 
-from bench.baselines.store import Baseline, Comparison
-from bench.records.costs import SwitchCost
-from bench.records.pairs import ALL, Segment
-from bench.records.receipt import Receipt
-from bench.records.types import OFF, Machine, Verdict
-from bench.statistics.throughput import all_segments, off_segments, on_segments
+from steptime.baselines.store import Baseline, Comparison
 from steptime.errors import UserError
+from steptime.records.costs import SwitchCost
+from steptime.records.pairs import ALL, Segment
+from steptime.records.receipt import Receipt
+from steptime.records.types import OFF, Machine, Verdict
+from steptime.statistics.throughput import all_segments, off_segments, on_segments
 
 SCHEMA: Final = "dflash-bench/pytest/1"
 BLOCK: Final = "dflash_bench"

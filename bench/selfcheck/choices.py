@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from scipy.linalg import hadamard
 from tabulate import tabulate
 
-from bench.records.pairs import Layer
 from bench.selfcheck.pair_runs import Noise, made_up, stored_halves, stretches
-from bench.statistics.effects import Sample, redraw
 from steptime.errors import UserError
+from steptime.records.pairs import Layer
+from steptime.statistics.effects import Sample, redraw
 
 Floats = NDArray[np.float64]
 

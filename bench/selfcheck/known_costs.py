@@ -15,20 +15,20 @@ from typing import Final
 from scipy.stats import norm
 from tabulate import tabulate
 
-from bench.arguments import CONFIG
-from bench.measure.run import Asked, measure
-from bench.progress import Reporter
-from bench.records.costs import Estimate
-from bench.records.pairs import PLACEBO, Layer, Pair
-from bench.report import formatting
 from bench.selfcheck.trials import true_percent
-from bench.statistics.effects import ALPHA
-from bench.statistics.judging import BUDGET_PERCENT, Budgets
-from bench.statistics.observed import observe
-from bench.subjects.injection import Injection, Place
-from bench.subjects.pairs import PairSubject
 from dflash.config import load_config
+from steptime.arguments import CONFIG
 from steptime.errors import UserError
+from steptime.measure.run import Asked, measure
+from steptime.progress import Reporter
+from steptime.records.costs import Estimate
+from steptime.records.pairs import PLACEBO, Layer, Pair
+from steptime.report import formatting
+from steptime.statistics.effects import ALPHA
+from steptime.statistics.judging import BUDGET_PERCENT, Budgets
+from steptime.statistics.observed import observe
+from steptime.subjects.injection import Injection, Place
+from steptime.subjects.pairs import PairSubject
 
 PERCENT: Final = 2.0
 """Of every step; of a tick each second, 20 ms; of a flush each ten, 200 ms."""

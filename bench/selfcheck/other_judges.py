@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu, ttest_ind
 
-from bench.records.pairs import Layer, Pair
+from steptime.records.pairs import Layer, Pair
 
 Floats = NDArray[np.float64]
 Judge = Callable[[Floats, Floats], bool]

@@ -24,13 +24,13 @@ from scipy.signal import lfilter
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from bench.records.pairs import ALL, Layer, Pair, Segment
-from bench.records.types import ExitCode, Verdict, log_ratio, slowdown_percent
-from bench.statistics.design import TOGETHER, Draw, draws, shares_for
-from bench.statistics.effects import Sample, redraw, total
-from bench.statistics.judging import Budgets, Evidence, Judgement, Observed, judge, judge_gate
-from bench.statistics.observed import observe
 from steptime.errors import UserError
+from steptime.records.pairs import ALL, Layer, Pair, Segment
+from steptime.records.types import ExitCode, Verdict, log_ratio, slowdown_percent
+from steptime.statistics.design import TOGETHER, Draw, draws, shares_for
+from steptime.statistics.effects import Sample, redraw, total
+from steptime.statistics.judging import Budgets, Evidence, Judgement, Observed, judge, judge_gate
+from steptime.statistics.observed import observe
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, Layer, int], Floats]

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.files import child_environment
-from bench.progress import Reporter
-from bench.records.receipt import Receipt
-from bench.records.types import OFF, ExactCounts, Verdict
-from bench.report import formatting
-from bench.statistics.counts import KINDS
-from bench.syncs.counting import ProcessCounter
 from dflash.config import Config
+from steptime.counting.counting import ProcessCounter
+from steptime.progress import Reporter
+from steptime.records.receipt import Receipt
+from steptime.records.types import OFF, ExactCounts, Verdict
+from steptime.report import formatting
+from steptime.run_files import child_environment
+from steptime.statistics.counts import KINDS
 
 PLANT_MINUTES = 0.5
 

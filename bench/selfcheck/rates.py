@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from scipy.stats import binomtest
 
-from bench.gate.verdict import HEAD
-from bench.records.types import ExitCode, Verdict
 from bench.selfcheck import other_judges, trials
 from bench.selfcheck.plant_check import PlantFound
 from bench.selfcheck.trials import Command, Trial, true_percent
+from steptime.gate.verdict import HEAD
+from steptime.records.types import ExitCode, Verdict
 
 SCALED = (1.0, 2.0, 5.0)
 """Percent of the throughput that is lost on paper."""

@@ -11,10 +11,10 @@ from statistics import fmean, median
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from bench.progress import human_time
 from bench.selfcheck import other_judges
 from bench.selfcheck.rates import RateRow, Report
 from bench.selfcheck.trials import Command
+from steptime.progress import human_time
 
 SCHEMA = "dflash-bench/selfcheck/4"
 SHORT = {"pytest-benchmark mean:2%": "mean:2%", "pyperf t-test": "pyperf t", "Mann-Whitney": "M.-Whitney"}

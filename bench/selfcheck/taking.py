@@ -6,20 +6,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from bench.gate.session import gather
-from bench.gate.verdict import Options
-from bench.gate.worktrees import Tree
-from bench.machine import identity
-from bench.machine.commit import ROOT, read_commit
-from bench.measure.cuts import Cut, Cuts
-from bench.measure.run import INTERRUPTED, Asked, measure
-from bench.progress import Reporter
-from bench.records.pairs import PLACEBO
 from bench.selfcheck.trials import Command, Trial
-from bench.statistics.judging import BUDGET_PERCENT
-from bench.subjects.injection import parse_injection
-from bench.subjects.pairs import PairSubject
-from bench.subjects.protocol import Settings
+from steptime.gate.session import gather
+from steptime.gate.verdict import Options
+from steptime.gate.worktrees import Tree
+from steptime.machine import identity
+from steptime.machine.commit import ROOT, read_commit
+from steptime.measure.cuts import Cut, Cuts
+from steptime.measure.run import INTERRUPTED, Asked, measure
+from steptime.progress import Reporter
+from steptime.records.pairs import PLACEBO
+from steptime.statistics.judging import BUDGET_PERCENT
+from steptime.subjects.injection import parse_injection
+from steptime.subjects.pairs import PairSubject
+from steptime.subjects.protocol import Settings
 
 
 def take(

@@ -11,17 +11,17 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from bench.gate import verdict
-from bench.gate.verdict import HEAD, GateEvidence, Options
-from bench.machine import state
-from bench.records.pairs import ALL, Layer, Pair, Segment
-from bench.records.strict_json import explain
-from bench.records.types import STRICT, MachineState, slowdown_percent
-from bench.statistics.judging import Budgets, Evidence, Judgement, Observed, judge
-from bench.statistics.observed import observe
-from bench.subjects.injection import Injection, parse_injection
 from dflash.config import Config
 from steptime.errors import UserError
+from steptime.gate import verdict
+from steptime.gate.verdict import HEAD, GateEvidence, Options
+from steptime.machine import state
+from steptime.records.pairs import ALL, Layer, Pair, Segment
+from steptime.records.strict_json import explain
+from steptime.records.types import STRICT, MachineState, slowdown_percent
+from steptime.statistics.judging import Budgets, Evidence, Judgement, Observed, judge
+from steptime.statistics.observed import observe
+from steptime.subjects.injection import Injection, parse_injection
 
 SIGNIFICANT: Final = 9
 """Times are kept to the nanosecond."""

@@ -1,6 +1,1 @@
-"""Counting host syncs and device work: the ways (`ways`), their difference, the child process that counts,
-the proof.
-
-with count_syncs() as syncs:       # around any PyTorch loop
-    ...
-"""
+"""What knows the trainer in counting: its device and its sources as ways, the planted faults, the proof."""

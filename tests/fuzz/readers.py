@@ -363,7 +363,7 @@ def checkpoints(drawn: tuple[bytes, bytes]) -> None:
 
 
 def baselines(raw: bytes) -> None:
-    from bench.baselines import store
+    from steptime.baselines import store
 
     (folder() / "pro6000x8").mkdir(exist_ok=True)
     path = put("pro6000x8/fuzz.json", raw)
@@ -374,7 +374,7 @@ def baselines(raw: bytes) -> None:
 
 
 def receipts(raw: bytes) -> None:
-    from bench.records.receipt import Receipt
+    from steptime.records.receipt import Receipt
 
     path = put("receipt.json", raw)
     try:
@@ -389,7 +389,7 @@ def receipts(raw: bytes) -> None:
 def stored(name: str) -> Any:
     if name == "baseline":
         return json.loads(next((ROOT / "baselines").glob("*/*.json")).read_text(encoding="utf-8"))
-    from tests.bench.records.test_receipt import receipt
+    from tests.steptime.records.test_receipt import receipt
 
     return json.loads(receipt().to_json())
 

@@ -35,7 +35,7 @@ def test_whoever_trains_asks_for_expandable_segments(door: str) -> None:
 
 def test_a_program_that_is_only_counted_keeps_its_own_allocator() -> None:
     """`python -m bench syncs` runs the user's program: its allocator is the user's."""
-    assert said("import bench.cli, bench.commands.syncs, bench.syncs.count") == "None None"
+    assert said("import bench.cli, steptime.commands.syncs, steptime.counting.count") == "None None"
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from bench.child_process import Ended, run_python
 from bench.gpu_check.stage import Found, Table, rows_of
+from steptime.child_process import Ended, run_python
 
 STEPS = 8
 LIMIT_S = 20.0
@@ -28,7 +28,7 @@ class BitsStage:
 
 def read(launches: list[Ended], dtype: str) -> Found:
     """What two launches say. Pure."""
-    from bench.statistics.traces import compare
+    from steptime.statistics.traces import compare
 
     problems, traces = [], []
     for number, ended in enumerate(launches, 1):

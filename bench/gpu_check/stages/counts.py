@@ -29,10 +29,10 @@ class CountsStage:
 
 def read(proof: Proof, dtype: str) -> Found:
     """What a count says. Pure."""
-    from bench.statistics.traces import compare
     from bench.subjects.trainer.counts import OFF
-    from bench.syncs.cuda import category
-    from bench.syncs.ways.gpu_trace import BLOCK, GpuTraceWay
+    from steptime.counting.cuda import category
+    from steptime.counting.ways.gpu_trace import BLOCK, GpuTraceWay
+    from steptime.statistics.traces import compare
 
     problems = [f"not armed: {way}" for way in proof.unavailable]
     off = proof.counts[OFF]

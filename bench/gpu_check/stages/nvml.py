@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Mapping
 
-from bench.child_process import ROOT, Ended, run
 from bench.gpu_check.stage import Found, Table, rows_of
+from steptime.child_process import ROOT, Ended, run
 
 LIMIT_S = 8.0
 FIELDS = ("uuid", "name", "driver_version", "memory.used", "temperature.gpu", "power.draw", "clocks.sm")

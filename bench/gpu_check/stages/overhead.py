@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.child_process import Ended, run_python
 from bench.gpu_check.stage import Found, Table, rows_of
+from steptime.child_process import Ended, run_python
 
 LIMIT_S = 65.0
 MINUTES = "0.3"

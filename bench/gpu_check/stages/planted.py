@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from bench.child_process import Ended, run_python
 from bench.gpu_check.stage import Found, Table, rows_of
+from steptime.child_process import Ended, run_python
 
 if TYPE_CHECKING:
-    from bench.syncs.ways.way import Way
+    from steptime.counting.ways.way import Way
 
 LIMIT_S = 28.0
 AT_ONCE = 4
@@ -90,7 +90,7 @@ def read(
 def predictions() -> dict[str, bool]:
     """Which cases wait, by the modes on CPU tensors."""
     from bench.syncs.faults.truth import CASES, syncs_of
-    from bench.syncs.ways.modes import ModesWay
+    from steptime.counting.ways.modes import ModesWay
 
     return {case.name: bool(syncs_of(ModesWay("cpu"), case)) for case in CASES}
 
@@ -101,7 +101,7 @@ def disagreements(
     """Cases in which the prediction, the trace and CUPTI differ. Hidden copies are judged by the copy
     wrappers alone."""
     from bench.syncs.faults.truth import PAGEABLE_CASES
-    from bench.syncs.ways.cupti import SYNCS
+    from steptime.counting.ways.cupti import SYNCS
 
     lines = []
     for name, waits in predicted.items():

@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from bench.child_process import Ended, run_python
 from bench.gpu_check.stage import Found
+from steptime.child_process import Ended, run_python
 
 STEPS = 6
 LIMIT_S = 40.0

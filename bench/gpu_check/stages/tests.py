@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-from bench.child_process import Ended, run_python
 from bench.gpu_check.stage import Found
+from steptime.child_process import Ended, run_python
 
 LIMIT_S = 37.0
 MOST_LINES = 20

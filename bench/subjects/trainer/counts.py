@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bench.records.types import CountedPlace, ExactCounts
-from bench.syncs.cuda import CudaScopes, category, is_sync
-from bench.syncs.difference import CountRow, Counts, difference
 from dflash.config import Config
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
+from steptime.counting.cuda import CudaScopes, category, is_sync
+from steptime.counting.difference import CountRow, Counts, difference
+from steptime.records.types import CountedPlace, ExactCounts
 from steptime.syncs.counting import CountingScopes
 from steptime.syncs.scopes import (
     ALLOCATION,

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from bench.subjects.injection import Injection, Place
 from bench.syncs.faults.planted import held_length, hold_lock
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import Instrument, WorkerRecorder
 from dflash.observe.sinks.base import Row, Sink
+from steptime.subjects.injection import Injection, Place
 
 DELAY_S = 1.0
 """Between a tick and the work of `thread` that it starts."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.records.types import ALL, ExactCounts
-from bench.subjects.injection import Injection
 from bench.subjects.trainer.harness import harness_config
 from bench.subjects.trainer.pairs import PairTrainer
 from dflash.config import Config
 from steptime.cuda_settings import deterministic
 from steptime.nvml import cuda_indexes
+from steptime.records.types import ALL, ExactCounts
+from steptime.subjects.injection import Injection
 
 
 class TrainerKind:

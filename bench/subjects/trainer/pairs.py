@@ -18,18 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.machine.cores import OwnCores
-from bench.records.pairs import PLACEBO, Layer, Request
-from bench.subjects.injection import Injection, Place
-from bench.subjects.pairs import OnSegment, PairStepper, Stretch, Wanted
-from bench.subjects.protocol import HostMarks, SubjectResult
 from bench.subjects.trainer import harness as shared
 from bench.subjects.trainer.groups import GroupPlan
 from bench.subjects.trainer.injected import Injected, InjectedSink
 from bench.subjects.trainer.stage_speed import slowest_stage
 from dflash.config import Config
 from dflash.observe.accounting import Account
+from steptime.machine.cores import OwnCores
+from steptime.records.pairs import PLACEBO, Layer, Request
 from steptime.regions import CompileWatch
+from steptime.subjects.injection import Injection, Place
+from steptime.subjects.pairs import OnSegment, PairStepper, Stretch, Wanted
+from steptime.subjects.protocol import HostMarks, SubjectResult
 
 if TYPE_CHECKING:
     from dflash.observe.observer import Observer

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from bench.syncs.difference import CountRow, Counts, difference
 from bench.syncs.faults.planted import COUNTED, PLANTED, PlantedFault, make_plant
 from bench.syncs.ways.lint import ROLE as SOURCE
 from bench.syncs.ways.lint import LintWay
 from bench.syncs.ways.registry import make_way
-from bench.syncs.ways.way import Way
 from dflash.device import Device
+from steptime.counting.difference import CountRow, Counts, difference
+from steptime.counting.ways.way import Way
 from steptime.errors import UserError
 
 STEPS = 3

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bench.syncs.cuda import is_sync, plain
-from bench.syncs.difference import Counts
 from bench.syncs.ways.registry import make_way
-from bench.syncs.ways.way import Way
+from steptime.counting.cuda import is_sync, plain
+from steptime.counting.difference import Counts
+from steptime.counting.ways.way import Way
 from steptime.errors import UserError
 from steptime.host_memory import staging
 

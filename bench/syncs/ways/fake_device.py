@@ -19,9 +19,9 @@ from unittest import mock
 import torch
 from torch._ops import HigherOrderOperator
 
-from bench.syncs.difference import Counts
-from bench.syncs.ways.way import Notes
 from dflash.device import Device
+from steptime.counting.difference import Counts
+from steptime.counting.ways.way import Notes
 from steptime.syncs.dispatch import WatchingMode
 from steptime.syncs.scopes import Ledger, Scope, entered
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.syncs.difference import Counts
+from steptime.counting.difference import Counts
 from steptime.syncs.scopes import Place
 
 ROLE = "source"

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from bench import cli
-from bench.baselines.store import read
 from bench.commands import baseline
-from bench.machine.identity import describe, identify
-from bench.records.receipt import Receipt, SentinelTimes
-from bench.records.types import Commit, ConfigRef, ExitCode
 from dflash.config import load_config
+from steptime.baselines.store import read
 from steptime.errors import UserError
-from tests.bench.make import made_receipt
+from steptime.machine.identity import describe, identify
+from steptime.records.receipt import Receipt, SentinelTimes
+from steptime.records.types import Commit, ConfigRef, ExitCode
+from tests.steptime.make import made_receipt
 
 fault = pytest.mark.fault
 COMMIT = Commit("1" * 40)
@@ -159,7 +159,7 @@ def test_a_broken_file_is_refused_by_name_and_line(here: Path, capsys: pytest.Ca
 
 @fault
 def test_a_session_that_leaves_no_receipt_is_an_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.progress import Reporter
+    from steptime.progress import Reporter
 
     class Done:
         returncode, stdout = 3, ""

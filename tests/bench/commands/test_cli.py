@@ -12,18 +12,19 @@ from typing import Any
 
 import pytest
 
-from bench import cli, files
-from bench.baselines import store
-from bench.machine.commit import ROOT
-from bench.records.pairs import Layer, Question
-from bench.records.receipt import Receipt
-from bench.records.types import ExactCounts, ExitCode
-from bench.report.files import write_all
-from bench.statistics.intended import Allowance, Numerics
-from bench.subjects.protocol import INJECTED
-from bench.subjects.spin import Noise
-from bench.subjects.spin_pairs import Cost, SpinPairs, cost_of
-from tests.bench.scenes import within
+from bench import cli
+from steptime import run_files
+from steptime.baselines import store
+from steptime.machine.commit import ROOT
+from steptime.records.pairs import Layer, Question
+from steptime.records.receipt import Receipt
+from steptime.records.types import ExactCounts, ExitCode
+from steptime.report.files import write_all
+from steptime.statistics.intended import Allowance, Numerics
+from steptime.subjects.protocol import INJECTED
+from steptime.subjects.spin import Noise
+from steptime.subjects.spin_pairs import Cost, SpinPairs, cost_of
+from tests.steptime.scenes import within
 
 fault = pytest.mark.fault
 
@@ -57,7 +58,7 @@ class Counted:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Run `overhead` on a simulated subject; returns (exit code, receipt)."""
-    monkeypatch.setattr("bench.machine.state.unfit", lambda before, after: [])
+    monkeypatch.setattr("steptime.machine.state.unfit", lambda before, after: [])
 
     def overhead(*arguments: str, counter: Counted | None = None, **changes: object) -> tuple[int, Receipt]:
         def make_subject(name, config, *, injection=None, plant="", time_stages=False):  # type: ignore[no-untyped-def]
@@ -204,7 +205,7 @@ def test_a_counter_that_was_not_armed_is_4(run) -> None:  # type: ignore[no-unty
 @fault
 def test_an_unfit_machine_is_4(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(
-        "bench.machine.state.unfit", lambda before, after: ["other programs used 80% of the cores"]
+        "steptime.machine.state.unfit", lambda before, after: ["other programs used 80% of the cores"]
     )
     code, receipt = run()
     assert code == ExitCode.INVALID
@@ -430,16 +431,16 @@ def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) 
 
 def test_an_earlier_receipt_is_gone_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "receipt.json").write_text("{}")
-    files.choose_folder(tmp_path, "overhead")
+    run_files.choose_folder(tmp_path, "overhead")
     assert not (tmp_path / "receipt.json").exists()
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "receipt.json"
-    files.write(path, "old")
+    run_files.write(path, "old")
     monkeypatch.setattr("steptime.files.os.fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        files.write(path, "new")
+        run_files.write(path, "new")
     assert path.read_text() == "old"
 
 
@@ -457,7 +458,7 @@ def test_in_ci_the_markdown_goes_to_the_job_summary(
 def test_part_of_a_measurement_posts_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     monkeypatch.setenv("ELSE", "kept")
-    environment = files.child_environment()
+    environment = run_files.child_environment()
     assert "GITHUB_STEP_SUMMARY" not in environment
     assert environment["ELSE"] == "kept"
 

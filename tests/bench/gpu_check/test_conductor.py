@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from bench import cli
-from bench.child_process import run
 from bench.commands import gpu_check
 from bench.gpu_check.conductor import LIMIT_S, run_stages
 from bench.gpu_check.page import Heading, page
 from bench.gpu_check.registry import STAGES
 from bench.gpu_check.stage import OUTCOME, judge, not_run
-from bench.records.types import Commit, Machine
+from steptime.child_process import run
+from steptime.records.types import Commit, Machine
 from tests.bench.gpu_check import stubs
 
 HEADING = Heading(

@@ -16,7 +16,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import cli
-from bench.child_process import Ended, run_python
 from bench.gpu_check import workload
 from bench.gpu_check.stage import FOUND, Found, judge
 from bench.gpu_check.stages import (
@@ -34,11 +33,12 @@ from bench.gpu_check.stages import (
     tests,
 )
 from bench.peers import speed
-from bench.records.types import Commit, ConfigRef, Machine
 from bench.subjects.trainer.counts import Proof
+from steptime.child_process import Ended, run_python
+from steptime.records.types import Commit, ConfigRef, Machine
 from steptime.syncs.scopes import Place
-from tests.bench.machine.test_machine import Nvml
-from tests.bench.make import made_receipt
+from tests.steptime.machine.test_machine import Nvml
+from tests.steptime.make import made_receipt
 from tests.waiting import HANG_S
 
 fault = pytest.mark.fault

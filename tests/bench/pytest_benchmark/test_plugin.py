@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from bench.baselines import recording
-from bench.baselines.store import Session
-from bench.machine import commit, identity
 from bench.pytest_benchmark import replay
-from bench.records.receipt import Receipt
-from bench.records.types import Commit, ConfigRef
 from dflash.config import load_config
-from tests.bench.make import made_receipt
+from steptime.baselines import recording
+from steptime.baselines.store import Session
+from steptime.machine import commit, identity
+from steptime.records.receipt import Receipt
+from steptime.records.types import Commit, ConfigRef
+from tests.steptime.make import made_receipt
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.filterwarnings("ignore::pytest_benchmark.logger.PytestBenchmarkWarning")

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.records.pairs import Layer
-from bench.records.types import ExitCode, log_ratio
 from bench.selfcheck import pair_runs
 from bench.selfcheck.pair_runs import Cost, Session, Tally, made_up, run_of, stored_halves, stretches
-from tests.bench.statistics.pairs import autoregressive, pairs_of
+from steptime.records.pairs import Layer
+from steptime.records.types import ExitCode, log_ratio
+from tests.steptime.statistics.pairs import autoregressive, pairs_of
 
 QUIET = made_up(spread=0.01, stalls=0.0)
 SESSION = Session(1.0)

@@ -15,22 +15,22 @@ import pytest
 
 from bench.commands import selfcheck
 from bench.commands.selfcheck import COSTS, judge_again, run_selfcheck
-from bench.gate.verdict import HEAD
-from bench.progress import Reporter
-from bench.records.pairs import PLACEBO, Layer, Pair, Question
-from bench.records.types import ExactCounts, ExitCode, Verdict
 from bench.selfcheck import known_costs, other_judges, rates, taking, trials
 from bench.selfcheck.plant_check import PlantFound, judge_plant, time_plant
 from bench.selfcheck.rates import RateRow, Report, add, exit_code, make_rows, rows_of, too_often, turns
 from bench.selfcheck.tables import share, to_json, to_markdown, to_text
 from bench.selfcheck.trials import Command, Trial
-from bench.statistics.design import Draw
-from bench.subjects.injection import Injection, Place
-from bench.subjects.spin import Noise
-from bench.subjects.spin_pairs import Cost, SpinPairs, cost_of
 from dflash.config import Config
 from steptime.errors import UserError
-from tests.bench.statistics.pairs import LENGTHS, SECONDS_PER, pair_of, pairs_of
+from steptime.gate.verdict import HEAD
+from steptime.progress import Reporter
+from steptime.records.pairs import PLACEBO, Layer, Pair, Question
+from steptime.records.types import ExactCounts, ExitCode, Verdict
+from steptime.statistics.design import Draw
+from steptime.subjects.injection import Injection, Place
+from steptime.subjects.spin import Noise
+from steptime.subjects.spin_pairs import Cost, SpinPairs, cost_of
+from tests.steptime.statistics.pairs import LENGTHS, SECONDS_PER, pair_of, pairs_of
 
 MINUTES = 0.5
 GATE, OVERHEAD = Command.GATE, Command.OVERHEAD

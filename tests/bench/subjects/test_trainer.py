@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 import bench.subjects.trainer.harness as trainer_subject
-from bench.records.pairs import Request, Segment
-from bench.subjects.protocol import SubjectResult
 from bench.subjects.trainer import stage_speed
 from bench.subjects.trainer.harness import DrainedBarrier, harness_config, typical_window
 from bench.subjects.trainer.kind import TrainerKind
@@ -21,6 +19,8 @@ from dflash.data.plan import EpochPlan
 from dflash.pipeline.drafter_worker import Replica
 from dflash.pipeline.hidden_queue import HiddenBatch
 from steptime.errors import UserError
+from steptime.records.pairs import Request, Segment
+from steptime.subjects.protocol import SubjectResult
 from tests.clock import Clock
 from tests.pipeline.run import small_config, small_trainer
 from tests.waiting import HANG_S

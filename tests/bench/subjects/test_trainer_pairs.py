@@ -15,11 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bench.subjects.trainer.harness as shared
-from bench.records.pairs import PLACEBO, Layer, Pair, Question, Request, Segment
-from bench.subjects.group_losses import check_pair_losses
-from bench.subjects.injection import Injection, Place
-from bench.subjects.pairs import Stretch, Wanted
-from bench.subjects.protocol import SubjectResult
 from bench.subjects.trainer.groups import GroupPlan
 from bench.subjects.trainer.injected import Injected, InjectedSink, Later, Loss
 from bench.subjects.trainer.pairs import PairTrainer
@@ -31,6 +26,11 @@ from dflash.observe.histogram import RING
 from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Row
+from steptime.records.pairs import PLACEBO, Layer, Pair, Question, Request, Segment
+from steptime.subjects.group_losses import check_pair_losses
+from steptime.subjects.injection import Injection, Place
+from steptime.subjects.pairs import Stretch, Wanted
+from steptime.subjects.protocol import SubjectResult
 from tests.clock import Clock
 from tests.pipeline.run import small_config
 from tests.waiting import HANG_S, wait_until

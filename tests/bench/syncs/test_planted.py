@@ -14,8 +14,8 @@ from bench.syncs.faults.document import page
 from bench.syncs.faults.fixture import try_fault
 from bench.syncs.faults.planted import BUSY_SHARE, COUNTED, HELD_SHARE, PLANTED, Plant, make_plant
 from bench.syncs.ways.registry import make_ways
-from bench.syncs.ways.way import Way
 from dflash.device import Device
+from steptime.counting.ways.way import Way
 from steptime.errors import UserError
 from tests.clock import Clock
 

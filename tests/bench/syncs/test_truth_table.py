@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 
-from bench.syncs.count import count_syncs
 from bench.syncs.faults import truth
 from bench.syncs.faults.truth import CASES, PAGEABLE_CASES, Case, operands, syncs_of
 from bench.syncs.ways.fake_device import FakeDeviceWay
-from bench.syncs.ways.gpu_trace import GpuTraceWay
-from bench.syncs.ways.modes import ModesWay
+from steptime.counting.count import count_syncs
+from steptime.counting.ways.gpu_trace import GpuTraceWay
+from steptime.counting.ways.modes import ModesWay
 
 # What a device without data cannot tell: it has no host index, no copy to the device and no pageable memory.
 FAKE_MISSES = PAGEABLE_CASES | {

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.syncs.cuda import CudaScopes, category, is_sync
-from bench.syncs.ways import allocator, gpu_trace
-from bench.syncs.ways.allocator import DEVICE_KEYS, HOST_KEYS, AllocatorWay, rises
-from bench.syncs.ways.copies import hidden_wait
-from bench.syncs.ways.cupti import CuptiWay
-from bench.syncs.ways.gpu_trace import GpuTraceWay
 from bench.syncs.ways.lint import collector_sources, lint_file, lint_text
 from bench.syncs.ways.registry import make_ways
-from bench.syncs.ways.way import Notes, Unavailable, carried
 from dflash.device import Device
 from dflash.observe.syncs import allowed_sync
+from steptime.counting.cuda import CudaScopes, category, is_sync
+from steptime.counting.ways import allocator, gpu_trace
+from steptime.counting.ways.allocator import DEVICE_KEYS, HOST_KEYS, AllocatorWay, rises
+from steptime.counting.ways.copies import hidden_wait
+from steptime.counting.ways.cupti import CuptiWay
+from steptime.counting.ways.gpu_trace import GpuTraceWay
+from steptime.counting.ways.way import Notes, Unavailable, carried
 from tests.waiting import HANG_S
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -143,7 +143,7 @@ def test_what_is_a_sync() -> None:
 
 
 def test_every_kind_that_a_way_tells_has_a_category_and_no_other_has() -> None:
-    from bench.syncs.ways.gpu_trace import _HOOKS
+    from steptime.counting.ways.gpu_trace import _HOOKS
 
     told = {f"{kind} [GPU trace]": kind in gpu_trace.SYNCS for kind in _HOOKS.values()}
     told |= {f"{kind} [allocator counters]": False for kind in (*DEVICE_KEYS.values(), *HOST_KEYS.values())}

@@ -1,0 +1,1 @@
+"""What is measured: the protocol of a subject, and the one that spins."""

@@ -2,16 +2,9 @@
 
 import signal
 import sys
-from types import FrameType
 
 from bench.cli import main
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """A job that is cancelled gets SIGTERM: what Ctrl-C keeps and cleans up is kept and cleaned up then,
-    too."""
-    raise KeyboardInterrupt
-
+from steptime.__main__ import interrupt
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, interrupt)

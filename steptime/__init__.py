@@ -16,3 +16,21 @@ What judges it needs numpy, scipy and pydantic too: `counting`, `subjects` (what
 
 `dflash` (the trainer) and `bench` (what measures that trainer) import this package; it imports neither.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steptime.subjects.steps.steps import Periodic, Steps
+
+__all__ = ["Periodic", "Steps"]
+
+
+def __getattr__(name: str) -> Any:
+    """What a user's file imports; loaded when asked for, since all else here needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'steptime' has no attribute {name!r}")
+    from steptime.subjects.steps import steps
+
+    return getattr(steps, name)

@@ -67,8 +67,13 @@ def option(words: str, help: str, read: Callable[[str], Any] | None = None) -> A
 
 CONFIG = "configs/cpu-tiny.toml"
 
-Config = Annotated[str, option("--config FILE", f"TOML of what is trained (default {CONFIG})")]
+Config = Annotated[
+    str | None, option("--config FILE", "settings of the subject, where it has a file of them")
+]
 Settings = Annotated[list[str] | None, option("--set KEY=VALUE", "lay a setting over the config")]
 Seed = Annotated[int, option("--seed N", "order of the arms (default 0)", to_natural)]
 Out = Annotated[str | None, option("--out DIR", "folder for receipt and reports (default: below bench-out/)")]
-Subject = Annotated[str, option("--subject NAME", "trainer, or spin: light, of known speed")]
+Subject = Annotated[
+    str | None,
+    option("--subject S", "FILE_OR_MODULE[:ATTR], a trainer's name, or spin: light, of known speed"),
+]

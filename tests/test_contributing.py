@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import bench.syncs.ways
-from bench.commands import overhead
 from bench.subjects.registry import SUBJECTS
 from bench.syncs.faults.fixture import try_fault
 from bench.syncs.faults.planted import COUNTED, PLANTED
@@ -26,6 +25,7 @@ from dflash.observe.metric import MetricIndex
 from dflash.observe.observer import Observer
 from dflash.observe.registry import COLLECTORS, all_metrics
 from dflash.observe.roles import RoleMap
+from steptime.commands import overhead
 from steptime.errors import UserError
 from steptime.progress import Reporter
 from steptime.records.pairs import PLACEBO
@@ -129,10 +129,10 @@ def one_thread() -> Iterator[None]:
 def test_the_subject_is_made_by_name_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = example("matmul", tmp_path / "matmul.py", monkeypatch)
     monkeypatch.setitem(SUBJECTS.entries, "matmul", made.MatmulKind())
-    subject, counter = overhead.make_subject("matmul", Config(), injection=Injection(5.0))
+    subject, counter = overhead.make_subject(SUBJECTS["matmul"], Config(), injection=Injection(5.0))
     assert (subject.switches, counter) == (("idle", INJECTED, PLACEBO), None)
     with pytest.raises(UserError, match="--plant needs the trainer"):
-        overhead.make_subject("matmul", Config(), plant="item")
+        overhead.make_subject(SUBJECTS["matmul"], Config(), plant="item")
 
     clock = Machine()
     within = measured(

@@ -17,8 +17,6 @@ from typing import Annotated
 
 import typer
 
-from bench.commands.overhead import MINUTES as OVERHEAD_MINUTES
-from bench.commands.overhead import QUICK_MINUTES
 from bench.selfcheck import rates, trials
 from bench.selfcheck.plant_check import check_plants
 from bench.selfcheck.rates import RateRow, Report
@@ -28,6 +26,8 @@ from bench.selfcheck.trials import Command, Trial
 from dflash.config import Config, load_config
 from steptime import arguments, run_files
 from steptime.arguments import option, to_minutes, to_names
+from steptime.commands.overhead import MINUTES as OVERHEAD_MINUTES
+from steptime.commands.overhead import QUICK_MINUTES
 from steptime.errors import UserError, nearest
 from steptime.progress import Reporter, human_time
 from steptime.subjects.injection import parse_injection
@@ -111,7 +111,7 @@ def selfcheck(
     each = {Command.GATE: gate_minutes, Command.OVERHEAD: QUICK_MINUTES if quick else overhead_minutes}
     return run_selfcheck(
         load_config(config, settings or ()),
-        config_path=config,
+        config_path=config or arguments.CONFIG,
         settings=settings or (),
         minutes=minutes,
         subjects=subjects,

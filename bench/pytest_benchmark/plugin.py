@@ -411,9 +411,10 @@ def receipt(
 
 
 def _measure(known: BenchSession, config: pytest.Config, folder: Path) -> Receipt:
-    from bench.commands import overhead
+    from steptime.commands import overhead
     from steptime.measure.run import INTERRUPTED
     from steptime.progress import Reporter
+    from steptime.subjects.registry import find
 
     option = config.option
     options = overhead.Options(
@@ -423,7 +424,7 @@ def _measure(known: BenchSession, config: pytest.Config, folder: Path) -> Receip
         seed=option.bench_seed,
         out=str(folder / "out"),
     )
-    subject, counter = overhead.make_subject(option.bench_subject, known.config)
+    subject, counter = overhead.make_subject(find(option.bench_subject), known.config)
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     try:
         with capture.global_and_fixture_disabled():

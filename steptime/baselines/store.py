@@ -180,6 +180,11 @@ def read(path: Path) -> Baseline:
     return baseline
 
 
+def folder(tree: Path) -> Path:
+    """Where the figures of a tree's code are kept."""
+    return ROOT if tree == Path(__file__).resolve().parents[2] else tree / "baselines"
+
+
 def read_all(root: Path = ROOT) -> dict[Path, Baseline]:
     """Every stored baseline by its path (relative where that is shorter); empty when there is no such folder.
 
@@ -231,8 +236,10 @@ class Match:
         return ExitCode.INCOMPLETE if self.status is Status.MISSING else ExitCode.INVALID
 
 
-def record_command(config_name: str) -> str:
-    """The command that records a baseline for a config."""
+def record_command(config_name: str, subject: str = "trainer") -> str:
+    """The command that records a baseline for a config, or for a subject of the user's."""
+    if subject not in ("trainer", "spin"):
+        return f"steptime baseline record --subject {subject}"
     return f"python -m bench baseline record --config configs/{config_name}.toml"
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from steptime.machine.commit import ROOT
+from steptime.machine.commit import ROOT, search_path
 from steptime.progress import Reporter, human_time
 from steptime.records.types import ExactCounts
 
@@ -50,11 +50,12 @@ class Counter(Protocol):
 
 
 class ProcessCounter:
-    """Runs `python -m bench.counting`, the door that trees of every age have, for one config.
+    """Runs the counting process for one config.
 
     Args:
         config: settings of the subject, as its `counted_as` gives them.
         subject: whose settings they are.
+        module: the process; `bench.counting` is the one that trees of every age have.
         plants: names of planted collectors.
         root: the tree whose code is counted; its `bench` and `dflash` are the ones imported.
         all_collectors: the arm `all` means all that the tree has, whatever the arm says.
@@ -65,13 +66,14 @@ class ProcessCounter:
         config: Mapping[str, Any],
         *,
         subject: str = "trainer",
+        module: str = "bench.counting",
         plants: Sequence[str] = (),
         root: Path = ROOT,
         python: str = sys.executable,
         all_collectors: bool = False,
     ) -> None:
         self._config, self._plants, self._root, self._python = config, plants, root, python
-        self._subject, self._all_collectors = subject, all_collectors
+        self._subject, self._module, self._all_collectors = subject, module, all_collectors
 
     def start(self, arms: Arms) -> ProcessPending:
         request = {
@@ -81,22 +83,22 @@ class ProcessCounter:
             "arms": {name: sorted(on) for name, on in arms.items()},
             "all_collectors": self._all_collectors,
         }
-        return ProcessPending(request, self._root, self._python)
+        return ProcessPending(request, self._root, self._python, self._module)
 
 
 class ProcessPending:
     """One child process; its answer comes through a file, its complaints through stderr."""
 
-    def __init__(self, request: Mapping[str, Any], root: Path, python: str) -> None:
+    def __init__(self, request: Mapping[str, Any], root: Path, python: str, module: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dflash-counts-")
         self._answer = Path(self._folder.name) / "counts.json"
         self._errors = open(Path(self._folder.name) / "stderr", "w+", encoding="utf-8")  # noqa: SIM115
         self._started = time.monotonic()
         self._found: tuple[Mapping[str, ExactCounts], Sequence[str]] | None = None
         self._closed = self._hung = False
-        environment = dict(os.environ, PYTHONPATH=str(root))
+        environment = dict(os.environ, PYTHONPATH=search_path(root))
         self._process = subprocess.Popen(
-            [python, "-m", "bench.counting", str(self._answer)],
+            [python, "-m", module, str(self._answer)],
             cwd=root,
             env=environment,
             stdin=subprocess.PIPE,

@@ -96,7 +96,12 @@ def _count_by(
                 root = overlay(owner.root, tree.root, folder)
             config = kind.counted_as(kind.from_order(orders[tree.name]["config"]))
             counter = ProcessCounter(
-                config, subject=kind.name, root=root, python=tree.python, all_collectors=True
+                config,
+                subject=kind.name,
+                module=kind.doors.counting,
+                root=root,
+                python=tree.python,
+                all_collectors=True,
             )
             one = counter.start({OFF: (), ALL: ()})
             stack.callback(one.close)

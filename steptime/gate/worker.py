@@ -21,7 +21,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import ValidationError
@@ -68,20 +67,20 @@ class Lines:
         self.write(segment=dataclasses.asdict(segment))
 
 
-def serve(lines: Lines, register: Callable[[], object]) -> None:
+def serve(lines: Lines, register: Callable[[], object] = lambda: None) -> None:
     """Build what the first message asks for, and measure until the parent stops it.
 
     Args:
         register: adds the subjects of a trainer to those that are known.
     """
-    from steptime.subjects.registry import SUBJECTS  # heavy: torch
+    from steptime.subjects.registry import find  # heavy: torch
 
     register()
 
     order = lines.read()
     if order.get("stop"):
         return
-    kind = SUBJECTS[order["subject"]]
+    kind = find(order["subject"])
     settings = _settings(kind, order["config"])
     if order["trace_steps"]:
         lines.write(trace=kind.trace(settings, order["trace_steps"]))
@@ -90,7 +89,7 @@ def serve(lines: Lines, register: Callable[[], object]) -> None:
     subject = kind.make_pairs(settings, injections=injections)
     try:
         subject.open()
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(kind.root)
         about = {"protocol": PROTOCOL, "root": root, "versions": identity.identify().versions}
         shape = {"groups": subject.groups, "switches": list(subject.switches)}
         lines.write(hello={**about, **shape, "periods": dict(subject.periods)})

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from steptime.gate.worker import PROTOCOL
 from steptime.gate.worktrees import Tree
+from steptime.machine.commit import search_path
 from steptime.records.pairs import Layer, Request, Segment
 
 BUILD_S = 600.0
@@ -44,10 +45,10 @@ class WorkerProcess:
         self.periods: dict[Layer, float] = {}
         self.versions: dict[str, str] = {}
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        environment = dict(os.environ, PYTHONPATH=str(tree.root), PYTHONUNBUFFERED="1")
+        environment = dict(os.environ, PYTHONPATH=search_path(tree.root), PYTHONUNBUFFERED="1")
         try:
             self._process = subprocess.Popen(
-                [tree.python, "-m", "bench.gate_worker"],
+                [tree.python, "-m", tree.worker],
                 cwd=tree.root,
                 env=environment,
                 stdin=subprocess.PIPE,

@@ -29,12 +29,13 @@ PREFIX = "dflash-gate-"
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One side of a gate: its commit, its folder, and the Python that runs it."""
+    """One side of a gate: its commit, its folder, the Python that runs it, and the module of its process."""
 
     name: str
     commit: Commit
     root: Path
     python: str
+    worker: str = "bench.gate_worker"
 
 
 class NoHarness(Exception):

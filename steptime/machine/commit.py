@@ -13,6 +13,13 @@ from steptime.records.types import Commit
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def search_path(root: Path) -> str:
+    """PYTHONPATH of a process that runs the code of a tree: the tree, and this package where it is no part of
+    the tree and is not installed."""
+    ours = root == ROOT or (root / "steptime").is_dir() or ROOT.name in ("site-packages", "dist-packages")
+    return str(root) if ours else os.pathsep.join((str(root), str(ROOT)))
+
+
 def git(*arguments: str, cwd: Path = ROOT) -> str | None:
     """Output of a git command without its last newline; None when it fails or git is not there."""
     found = git_bytes(*arguments, cwd=cwd)

@@ -90,7 +90,7 @@ def throughput(value: Throughput | None) -> str:
 def baseline(receipt: Receipt) -> str:
     """What the stored figure says about this run, one line."""
     view = receipt.baseline
-    record = f"record one: {record_command(receipt.config.name)}"
+    record = f"record one: {record_command(receipt.config.name, receipt.subject)}"
     if view.value is None:
         return f"none for this machine and config; {record}" if view.status == "missing" else view.status
     figure = f"{rate(view.value)} tok/s" + (f" ({view.origin})" if view.origin else "")

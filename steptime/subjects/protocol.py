@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from steptime.errors import UserError
 from steptime.records.types import ExactCounts
 
 if TYPE_CHECKING:
@@ -56,17 +57,53 @@ class Settings(Protocol):
         """Equal for settings that train alike."""
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Settings of a subject that has none to choose: only what they are found by."""
+
+    name: str
+    digest_: str
+
+    def digest(self) -> str:
+        return self.digest_
+
+
+def refuse_settings(subject: str, config: str | None, changes: Sequence[str]) -> None:
+    """For a subject without a config file. Raises UserError."""
+    if config is not None or changes:
+        given = "--set" if config is None else "--config"
+        raise UserError(f"{given}: subject {subject} has no config file; its own code says what it trains")
+
+
+class Doors(NamedTuple):
+    """Modules that `python -m` runs for a subject: the command line, a process of a gate, one that counts."""
+
+    command: str = "steptime"
+    gate: str = "steptime.gate_worker"
+    counting: str = "steptime.count_worker"
+
+
 class SubjectKind(Protocol):
     """What can be asked for with `--subject NAME`: makes subjects, and says what else can be asked about
     them."""
 
     name: str
+    doors: Doors
+    root: Path
+    """The tree whose code is measured: its commit is the receipt's, its `baselines` are held against."""
     counted: bool
     """Its steps work on a device: a verdict needs exact counts, and a gate compares the first losses of both
     commits."""
     gate_launches: int | None
     """Launches of a gate where building costs next to nothing; None: as many as the gate itself thinks
     fit."""
+
+    def settings(self, config: str | None, changes: Sequence[str]) -> Settings:
+        """The settings of `--config FILE` (None: not given) and of each `--set KEY=VALUE`.
+
+        Raises:
+            UserError: they are wrong, or the subject has no such settings.
+        """
 
     def devices(self, settings: Any) -> Sequence[str]:
         """Names of the devices that a subject of these settings works on."""

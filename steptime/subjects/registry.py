@@ -3,8 +3,37 @@ its own to `SUBJECTS`."""
 
 from __future__ import annotations
 
+import importlib
+
+from steptime.errors import UserError
 from steptime.registry import Registry
 from steptime.subjects.protocol import SubjectKind
 from steptime.subjects.spin import SpinKind
 
 SUBJECTS: Registry[SubjectKind] = Registry("subject", SpinKind())
+PROVIDERS: list[str] = []
+"""Modules that add subjects when they are imported, which may take seconds: only when one is asked for."""
+DEFAULT: list[str] = []
+"""Name of the subject that is meant where none is named; empty: one must be named."""
+
+
+def find(text: str | None) -> SubjectKind:
+    """The subject that `--subject` names: one of `SUBJECTS`, or FILE_OR_MODULE[:ATTR] of the user's.
+
+    Raises:
+        UserError: none is named, or there is none of that name.
+    """
+    for module in PROVIDERS:
+        importlib.import_module(module)
+    name = text or next(iter(DEFAULT), "")
+    if not name:
+        raise UserError(
+            "--subject is missing: FILE.py or MODULE, with :ATTR where the function is not called `make` "
+            "(`spin` tries the harness itself)"
+        )
+    if name not in SUBJECTS.names:
+        from steptime.subjects.steps.kind import StepsKind  # heavy: torch
+
+        if StepsKind.means(name):
+            return StepsKind(name)
+    return SUBJECTS[name]

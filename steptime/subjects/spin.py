@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import UserError
+from steptime.machine.commit import ROOT
 from steptime.records.types import ExactCounts
 from steptime.subjects.injection import Injection
 from steptime.subjects.pairs import PairSubject
+from steptime.subjects.protocol import Doors, Named, Settings, refuse_settings
 
 BLOCK_BYTES = 1 << 20
 """Work is hashing: single-threaded C code of a speed that hangs on the core alone, which lets the GIL go."""
@@ -88,8 +90,14 @@ class SpinKind:
     """`--subject spin`."""
 
     name = "spin"
+    doors = Doors()
+    root = ROOT
     counted = False
     gate_launches: int | None = 8
+
+    def settings(self, config: str | None, changes: Sequence[str]) -> Settings:
+        refuse_settings(self.name, config, changes)
+        return Named("spin", "0" * 8)
 
     def devices(self, settings: Any) -> tuple[str, ...]:
         return ("cpu",)

@@ -11,19 +11,27 @@ from typing import Any
 
 from bench.subjects.trainer.harness import harness_config
 from bench.subjects.trainer.pairs import PairTrainer
-from dflash.config import Config
+from dflash.config import Config, load_config
+from steptime.arguments import CONFIG
 from steptime.cuda_settings import deterministic
+from steptime.machine.commit import ROOT
 from steptime.nvml import cuda_indexes
 from steptime.records.types import ALL, ExactCounts
 from steptime.subjects.injection import Injection
+from steptime.subjects.protocol import Doors
 
 
 class TrainerKind:
     """The settings are a `dflash.config.Config`."""
 
     name = "trainer"
+    doors = Doors("bench", "bench.gate_worker", "bench.counting")
+    root = ROOT
     counted = True
     gate_launches: int | None = None
+
+    def settings(self, config: str | None, changes: Sequence[str]) -> Config:
+        return load_config(config or CONFIG, changes)
 
     def devices(self, settings: Config) -> tuple[str, ...]:
         return (*settings.target.devices, *settings.drafter.devices)

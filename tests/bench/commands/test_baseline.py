@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bench import cli
-from bench.commands import baseline
+from bench.subjects.trainer.kind import TrainerKind
 from dflash.config import load_config
 from steptime.baselines.store import read
+from steptime.commands import baseline
 from steptime.errors import UserError
 from steptime.machine.identity import describe, identify
 from steptime.records.receipt import Receipt, SentinelTimes
@@ -29,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CI", raising=False)
     (tmp_path / "tiny.toml").write_text("[train]\nsteps = 5\n")
-    monkeypatch.setattr(baseline, "read_commit", lambda: COMMIT)
+    monkeypatch.setattr(baseline, "read_commit", lambda root=None: COMMIT)
     monkeypatch.setattr(baseline.store, "ROOT", tmp_path / "baselines")
     return tmp_path
 
@@ -127,7 +128,7 @@ def test_a_session_with_uncommitted_changes_may_be_compared_but_not_recorded(
     dirty = replace(COMMIT, dirty=True, diff_hash="abcd")
     path = session(here, 9, commit=dirty)
     assert bench("record", path, session(here, 1, 1.001), session(here, 2, 1.002)) == ExitCode.USAGE
-    monkeypatch.setattr(baseline, "read_commit", lambda: dirty)
+    monkeypatch.setattr(baseline, "read_commit", lambda root=None: dirty)
     assert bench("compare", path) == ExitCode.WITHIN
 
 
@@ -136,7 +137,7 @@ def test_a_session_with_uncommitted_changes_may_be_compared_but_not_recorded(
 def test_recording_is_refused_on_a_dirty_tree_and_in_ci(
     here: Path, monkeypatch: pytest.MonkeyPatch, dirty: bool, ci: str
 ) -> None:
-    monkeypatch.setattr(baseline, "read_commit", lambda: replace(COMMIT, dirty=dirty))
+    monkeypatch.setattr(baseline, "read_commit", lambda root=None: replace(COMMIT, dirty=dirty))
     monkeypatch.setenv("CI", ci)
     assert bench("record", session(here, 0)) == ExitCode.USAGE
     assert not (here / "baselines").exists()
@@ -172,7 +173,7 @@ def test_a_session_that_leaves_no_receipt_is_an_error(here: Path, monkeypatch: p
 
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     monkeypatch.setattr(baseline.subprocess, "run", run)
-    options = baseline.Options(load_config("tiny.toml"), "tiny.toml")
+    options = baseline.Options(load_config("tiny.toml"), TrainerKind(), ("--config", "tiny.toml"))
     with pytest.raises(UserError, match="left no receipt"):
         baseline._sessions(options, Reporter(quiet=True))
     assert [(environment["PATH"], "GITHUB_STEP_SUMMARY" in environment) for environment in environments] == [

@@ -68,7 +68,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
             settings = {"noise": Noise(step=0.003, slow=0.003)} | changes
             return SpinPairs(costs, **settings), counter or Counted()  # type: ignore[arg-type]
 
-        monkeypatch.setattr("bench.commands.overhead.make_subject", make_subject)
+        monkeypatch.setattr("steptime.commands.overhead.make_subject", make_subject)
         out = tmp_path / "out"
         code = cli.main(
             ["overhead", "--config", "/dev/null", "--out", str(out), "--minutes", "1", *arguments]
@@ -76,7 +76,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
         return code, Receipt.read(out / "receipt.json")
 
     # The simulated clock must be the one that measuring is timed by.
-    from bench.commands import overhead as module
+    from steptime.commands import overhead as module
 
     real = module.measure
     monkeypatch.setattr(
@@ -340,7 +340,9 @@ def test_help_imports_no_torch() -> None:
 def test_options_become_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Percents, minutes, lists and settings as the gate gets them."""
     seen: list[Any] = []
-    monkeypatch.setattr("bench.commands.gate.run_gate", lambda options, _: seen.append(options) or within())
+    monkeypatch.setattr(
+        "steptime.commands.gate.run_gate", lambda options, _: seen.append(options) or within()
+    )
     words = ["--config", "/dev/null", "--set", "train.steps=7", "--set", "train.steps=9", "--base", "HEAD"]
     words += ["--budget", "2%", "--inject", "0.5", "--minutes", "3", "--seed", "4", "--launches", "5"]
     words += ["--numerics", "close", "--allow-count", "syncs: drafter/0 a.py f +1", "--reason", "wanted"]
@@ -386,7 +388,7 @@ def test_ctrl_c_and_a_closed_pipe_are_2(
     def run_list() -> int:
         raise raised
 
-    monkeypatch.setattr("bench.commands.baseline.run_list", run_list)
+    monkeypatch.setattr("steptime.commands.baseline.run_list", run_list)
     assert cli.main(["baseline", "list"]) == ExitCode.USAGE
     assert capsys.readouterr().err == ("error: interrupted\n" if raised is KeyboardInterrupt else "")
 
@@ -468,7 +470,7 @@ def test_a_fault_of_the_harness_is_2_and_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python's own exit code would be 1: over budget."""
-    monkeypatch.setattr("bench.commands.baseline.run_list", lambda: 1 // 0)
+    monkeypatch.setattr("steptime.commands.baseline.run_list", lambda: 1 // 0)
     assert cli.main(["baseline", "list"]) == ExitCode.USAGE
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown
@@ -480,7 +482,7 @@ def test_a_broken_baseline_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "bench.commands.overhead.measure", lambda *arguments, **named: pytest.fail("measured")
+        "steptime.commands.overhead.measure", lambda *arguments, **named: pytest.fail("measured")
     )
     broken_baselines(tmp_path, monkeypatch)
     assert cli.main(["overhead", "--subject", "spin", "--out", str(tmp_path / "out")]) == ExitCode.USAGE

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from bench.commands import gate as gate_command
-from bench.commands.gate import run_gate
+from bench.subjects.registry import BenchSpin
 from bench.subjects.trainer.kind import TrainerKind
 from dflash.config import Config, load_config
+from steptime.commands import gate as gate_command
+from steptime.commands.gate import run_gate
 from steptime.errors import UserError
 from steptime.gate import session, worker, worker_process, worktrees
 from steptime.gate.counters import Counted, added, count_both, counting_code, overlay
@@ -33,12 +34,11 @@ from steptime.progress import Reporter
 from steptime.records.pairs import Layer, Pair, Question, Segment
 from steptime.records.receipt import Receipt
 from steptime.records.types import Commit, ExactCounts, ExitCode, Verdict
-from steptime.subjects.spin import SpinKind
 from tests.waiting import HANG_S, wait_until
 
 TINY = ("data.batch_size=1", "drafter.anchors=8")
 QUIET = Reporter(quiet=True)
-SHORT = Options(base="HEAD", config=Config(), minutes=0.02, kind=SpinKind(), launches=2)
+SHORT = Options(base="HEAD", config=Config(), minutes=0.02, kind=BenchSpin(), launches=2)
 OURS = (Tree(BASE, Commit("a"), ROOT, sys.executable), Tree(HEAD, Commit("b"), ROOT, sys.executable))
 
 SIMULATED = """

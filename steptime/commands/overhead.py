@@ -1,22 +1,22 @@
-"""`python -m bench overhead`: what does each collector cost?"""
+"""`overhead`: what does each collector cost?"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dflash.config import load_config
 from steptime import arguments, run_files
 from steptime.arguments import option, to_budget, to_minutes, to_names
 from steptime.baselines import store
 from steptime.counting import counting
 from steptime.errors import UserError, nearest
 from steptime.machine import identity, state
-from steptime.machine.commit import read_commit
+from steptime.machine.commit import ROOT, read_commit
 from steptime.measure.evidence import evidence
 from steptime.measure.run import Asked, Measured, measure
 from steptime.progress import Reporter
@@ -30,7 +30,7 @@ from steptime.statistics.judging import Budgets, judge
 from steptime.statistics.observed import observe
 from steptime.subjects.injection import Injection, parse_injection
 from steptime.subjects.pairs import PairSubject
-from steptime.subjects.protocol import Settings
+from steptime.subjects.protocol import Settings, SubjectKind
 
 MINUTES = 8.0
 """Measuring goes on until the answer about all together is clear, so long at most."""
@@ -51,6 +51,7 @@ class Options:
         budget_percent: for all collectors together; each one has half of it.
         injection: adds a switch of known cost.
         together: all collectors as one; no single one is measured.
+        root: the tree whose code is measured.
         plant: name out of `bench.syncs.faults.planted.PLANTED`: adds that bad collector.
     """
 
@@ -64,6 +65,7 @@ class Options:
     plant: str = ""
     seed: int = 0
     out: str | None = None
+    root: Path = ROOT
 
     @property
     def time_s(self) -> float:
@@ -77,27 +79,30 @@ class Options:
 
 
 def make_subject(
-    name: str,
+    kind: SubjectKind,
     settings: Settings,
     *,
     injection: Injection | None = None,
     plant: str = "",
     time_stages: bool = False,
 ) -> tuple[PairSubject, counting.Counter | None]:
-    """The subject of that name, and what counts exactly for it (None: it does no device work).
+    """A subject of that kind, and what counts exactly for it (None: it does no device work).
 
     Raises:
-        UserError: no such subject, or no such planted collector.
+        UserError: no such planted collector.
     """
-    from bench.subjects.registry import SUBJECTS  # heavy: torch
-
-    kind = SUBJECTS[name]
     injections = () if injection is None else (injection,)
     subject = kind.make_pairs(settings, injections=injections, plant=plant, time_stages=time_stages)
     if not kind.counted:
         return subject, None
     plants = [plant] if plant else []
-    return subject, counting.ProcessCounter(kind.counted_as(settings), subject=name, plants=plants)
+    return subject, counting.ProcessCounter(
+        kind.counted_as(settings),
+        subject=kind.name,
+        module=kind.doors.counting,
+        root=ROOT if kind.root == ROOT else Path.cwd(),
+        plants=plants,
+    )
 
 
 def register(app: typer.Typer) -> None:
@@ -106,7 +111,7 @@ def register(app: typer.Typer) -> None:
 
 
 def overhead(
-    config: arguments.Config = arguments.CONFIG,
+    config: arguments.Config = None,
     settings: arguments.Settings = None,
     seed: arguments.Seed = 0,
     out: arguments.Out = None,
@@ -129,13 +134,16 @@ def overhead(
         option("--inject PERCENT[@PLACE]", "add a switch of known cost, e.g. 2 or 2@tick", parse_injection),
     ] = None,
     plant: Annotated[str, option("--plant NAME", "add a bad collector, to see it found")] = "",
-    subject: arguments.Subject = "trainer",
+    subject: arguments.Subject = None,
 ) -> int:
     """What does each collector cost?
     Pairs of neighbouring segments do equal work with complementary sets of collectors on. Measuring goes on
     until the answer about all together is clear.
     """
-    loaded = load_config(config, settings or ())
+    from steptime.subjects.registry import find  # heavy: torch
+
+    kind = find(subject)
+    loaded = kind.settings(config, settings or ())
     options = Options(
         config=loaded,
         quick=quick,
@@ -147,8 +155,9 @@ def overhead(
         plant=plant,
         seed=seed,
         out=out,
+        root=kind.root,
     )
-    measured, counter = make_subject(subject, loaded, injection=inject, plant=plant, time_stages=True)
+    measured, counter = make_subject(kind, loaded, injection=inject, plant=plant, time_stages=True)
     return int(run_overhead(options, measured, Reporter(), count=counter).exit_code)
 
 
@@ -184,7 +193,7 @@ def run_overhead(
     """
     started = time.monotonic()
     switches = choose_switches(subject.switches, options.only)
-    store.read_all()  # a broken file is refused now, not after minutes of measuring
+    store.read_all(store.folder(options.root))  # a broken file is refused now, not after minutes of measuring
     folder = run_files.choose_folder(options.out, "overhead")
     asked = Asked(
         switches,
@@ -247,7 +256,7 @@ def make_receipt(
     half = options.budgets.collector_percent
     return Receipt(
         command="overhead",
-        commit=read_commit(),
+        commit=read_commit(options.root),
         machine=this,
         config=ConfigRef(options.config.name, options.config.digest()),
         pairs=run.pairs,
@@ -291,6 +300,11 @@ def make_receipt(
 
 def _baseline(options: Options, this: Machine, throughput: Throughput | None) -> BaselineView:
     try:
-        return store.view(this, ConfigRef(options.config.name, options.config.digest()), throughput)
+        return store.view(
+            this,
+            ConfigRef(options.config.name, options.config.digest()),
+            throughput,
+            store.folder(options.root),
+        )
     except UserError as error:
         return BaselineView("missing", note=str(error))  # broken while measuring: the measurement stands

@@ -1,4 +1,4 @@
-"""`python -m bench gate --base REF`: is this commit slower than that one, on this machine, now?"""
+"""`gate --base REF`: is this commit slower than that one, on this machine, now?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from dflash.config import load_config
 from steptime import arguments, run_files
 from steptime.arguments import option, to_budget, to_minutes, to_natural
 from steptime.errors import UserError
@@ -33,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 def gate(
     base: Annotated[str, option("--base REF", "commit to compare with, e.g. origin/main or HEAD^1")],
-    config: arguments.Config = arguments.CONFIG,
+    config: arguments.Config = None,
     settings: arguments.Settings = None,
     seed: arguments.Seed = 0,
     out: arguments.Out = None,
@@ -60,24 +59,25 @@ def gate(
         int,
         option("--compare-steps N", "training steps compared first (default 12)", to_natural),
     ] = COMPARED_STEPS,
-    subject: arguments.Subject = "trainer",
+    subject: arguments.Subject = None,
 ) -> int:
     """Is this commit slower than that one, on this machine, now? Two persistent worker processes take
     turns."""
-    from bench.subjects.registry import SUBJECTS  # heavy: torch
+    from steptime.subjects.registry import find  # heavy: torch
 
     parsed = parse_injection(inject or "0")
     allowances = _allowances(allow_count or (), reason)
     if numerics is Numerics.CHANGED and not reason:
         raise UserError("--numerics changed: say why with --reason")
+    kind = find(subject)
     options = Options(
         base=base,
-        config=load_config(config, settings or ()),
+        config=kind.settings(config, settings or ()),
         minutes=minutes,
         budget_percent=budget,
         seed=seed,
         out=out,
-        kind=SUBJECTS[subject],
+        kind=kind,
         inject=inject and f"{parsed.percent:g}@{parsed.place}",
         launches=launches or None,
         numerics=numerics,

@@ -1,4 +1,4 @@
-"""`python -m bench baseline record | compare | list`: stored figures, one session being one fresh launch of
+"""`baseline record | compare | list`: stored figures, one session being one fresh launch of
 `overhead`."""
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 from tabulate import tabulate
 
-from dflash.config import Config, load_config
 from steptime import arguments, run_files
 from steptime.arguments import option, to_minutes, to_natural
 from steptime.baselines import recording, store
@@ -27,6 +26,7 @@ from steptime.progress import Reporter
 from steptime.records.receipt import Receipt
 from steptime.records.types import ConfigRef, ExitCode, Machine, Verdict
 from steptime.statistics.judging import CODES
+from steptime.subjects.protocol import Settings, SubjectKind
 
 Sessions = Annotated[int, option("--sessions N", "fresh launches (default 3, compare 1)", to_natural)]
 Minutes = Annotated[float | None, option("--minutes M", "time for measuring in each session", to_minutes)]
@@ -41,14 +41,14 @@ class Options:
     """What the command line asks for.
 
     Attributes:
-        config_path, settings: handed on to each session.
+        words: options that say what is measured, handed on to each session.
         sessions: fresh launches to make.
         receipts: finished sessions to use instead.
     """
 
-    config: Config
-    config_path: str
-    settings: tuple[str, ...] = ()
+    config: Settings
+    kind: SubjectKind
+    words: tuple[str, ...] = ()
     sessions: int = 3
     minutes: float | None = None
     receipts: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
     recorded = "measure several sessions and write baselines/<machine>/<config>.json"
     actions.command("record", help=recorded, short_help="store a figure")(_action(run_record, 3))
     actions.command("compare", help="hold new sessions against the stored figure")(_action(run_compare, 1))
-    actions.command("list", help="what is stored")(run_list)
+    actions.command("list", help="what is stored")(_list)
     app.add_typer(actions, name="baseline")
 
 
@@ -70,18 +70,25 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
     """`record` and `compare` take the same options; only their number of sessions differs."""
 
     def action(
-        config: arguments.Config = arguments.CONFIG,
+        config: arguments.Config = None,
         settings: arguments.Settings = None,
         sessions: Sessions = launches,
         minutes: Minutes = None,
         receipts: Receipts = None,
         note: Note = "",
         yes: Yes = False,
+        subject: arguments.Subject = None,
     ) -> int:
+        from steptime.subjects.registry import find  # heavy: torch
+
+        kind = find(subject)
+        words = [word for one in settings or () for word in ("--set", one)]
+        words += [] if config is None else ["--config", config]
+        words += [] if subject is None else ["--subject", subject]
         options = Options(
-            config=load_config(config, settings or ()),
-            config_path=config,
-            settings=tuple(settings or ()),
+            config=kind.settings(config, settings or ()),
+            kind=kind,
+            words=tuple(words),
             sessions=max(1, sessions),
             minutes=minutes,
             receipts=tuple(receipts or ()),
@@ -93,9 +100,15 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
     return action
 
 
-def run_list() -> int:
+def _list(subject: arguments.Subject = None) -> int:
+    from steptime.subjects.registry import PROVIDERS, find
+
+    return run_list() if subject is None and PROVIDERS else run_list(find(subject).root)
+
+
+def run_list(root: Path = ROOT) -> int:
     """Print what is stored, and whether it belongs to this machine."""
-    stored = store.read_all(store.ROOT)
+    stored = store.read_all(store.folder(root))
     this = identity.identify()
     print(f"this machine: {this.key}")
     print(
@@ -112,7 +125,7 @@ def run_record(options: Options, reporter: Reporter) -> int:
     Raises:
         UserError: a dirty tree, CI, too few or unusable sessions.
     """
-    commit = read_commit()
+    commit = read_commit(options.kind.root)
     recording.refuse_recording(dirty=commit.dirty)
     if not options.receipts and options.sessions < store.MIN_SESSIONS:
         raise UserError(
@@ -121,19 +134,19 @@ def run_record(options: Options, reporter: Reporter) -> int:
     this, config = _machine(options), _reference(options)
     receipts = _sessions(options, reporter)
     for where, receipt in receipts:
-        reasons = [*recording.unusable(receipt, this, config, commit), *_moved(receipt)]
+        reasons = [*recording.unusable(receipt, this, config, commit, options.kind.name), *_moved(receipt)]
         reasons += [missing] if (missing := recording.empty(receipt)) else []
         if reasons:
             raise UserError(f"baseline record: {where}: {'; '.join(reasons)}")
     sessions = [recording.session_of(receipt) for _, receipt in receipts]
     stored = recording.build(this, config, sessions, commit.id, options.note)
-    _ask_before_replacing(stored, this, config, options.yes)
-    path = recording.write(stored, store.ROOT)
+    _ask_before_replacing(stored, this, config, options)
+    path = recording.write(stored, store.folder(options.kind.root))
     print(
         f"{path}: {stored.value:,.1f} tokens/s over {len(sessions)} sessions, spread "
         f"{stored.between_session_spread_percent:.2f}%"
     )
-    print(git("diff", "--no-color", "--", str(path), cwd=ROOT) or "review it, and commit it")
+    print(git("diff", "--no-color", "--", str(path), cwd=options.kind.root) or "review it, and commit it")
     return int(ExitCode.WITHIN)
 
 
@@ -145,7 +158,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         UserError: a broken file or receipt.
     """
     this, config = _machine(options), _reference(options)
-    found = store.match(store.read_all(store.ROOT), this, config)
+    found = store.match(store.read_all(store.folder(options.kind.root)), this, config)
     if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
         _tell(
             f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: "
@@ -153,12 +166,12 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         )
         return int(found.exit_code)
     receipts = _sessions(options, reporter)
-    commit = read_commit()
+    commit = read_commit(options.kind.root)
     for where, receipt in receipts:
         # Uncommitted changes may be held against a baseline, as long as they are those that are here now;
         # recorded they are not.
         clean = replace(receipt, commit=replace(receipt.commit, dirty=False))
-        reasons = [*recording.unusable(clean, this, config, commit), *_moved(receipt)]
+        reasons = [*recording.unusable(clean, this, config, commit, options.kind.name), *_moved(receipt)]
         if reasons:
             _tell(f"INVALID: {where}: {'; '.join(reasons)}")
             return int(ExitCode.INVALID)
@@ -180,16 +193,16 @@ def run_compare(options: Options, reporter: Reporter) -> int:
     return int(CODES[compared.verdict])
 
 
-def _ask_before_replacing(new: store.Baseline, this: Machine, config: ConfigRef, yes: bool) -> None:
+def _ask_before_replacing(new: store.Baseline, this: Machine, config: ConfigRef, options: Options) -> None:
     """Raises UserError where a figure of this machine and config would be replaced by one that differs, and
     nobody said yes."""
-    found = store.match(store.read_all(store.ROOT), this, config)
+    found = store.match(store.read_all(store.folder(options.kind.root)), this, config)
     stored = found.baseline
     if found.status is not store.Status.MATCH or stored is None or stored.origin != "measured":
         return
     change = recording.change_percent(stored, new)
     text = f"{found.path} holds {stored.value:,.1f} tokens/s; the new figure is {change:+.2f}% against it"
-    if abs(change) > stored.tolerance_percent and not yes:
+    if abs(change) > stored.tolerance_percent and not options.yes:
         raise UserError(f"baseline record: {text}; --yes replaces it")
     print(text)
 
@@ -204,7 +217,7 @@ def _reference(options: Options) -> ConfigRef:
 
 
 def _machine(options: Options) -> Machine:
-    return identity.identify((*options.config.target.devices, *options.config.drafter.devices))
+    return identity.identify(options.kind.devices(options.config))
 
 
 def _moved(receipt: Receipt) -> list[str]:
@@ -228,18 +241,8 @@ def _sessions(options: Options, reporter: Reporter) -> Sequence[tuple[str, Recei
         for number in range(options.sessions):
             reporter.say(f"session {number + 1} of {options.sessions}")
             out = Path(folder) / str(number)
-            command = [
-                sys.executable,
-                "-m",
-                "bench",
-                "overhead",
-                "--config",
-                options.config_path,
-                "--out",
-                str(out),
-            ]
-            command += ["--seed", str(number)]
-            command += [word for setting in options.settings for word in ("--set", setting)]
+            command = [sys.executable, "-m", options.kind.doors.command, "overhead", *options.words]
+            command += ["--out", str(out), "--seed", str(number)]
             command += ["--minutes", str(options.minutes)] if options.minutes else []
             done = subprocess.run(
                 command, stdout=subprocess.PIPE, text=True, env=run_files.child_environment()

@@ -1,0 +1,114 @@
+"""Exact counts of a loop: one cycle of batches with each set of switches on, in a process of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from steptime.counting.count import SyncCount, count_syncs
+from steptime.counting.cuda import category, is_sync
+from steptime.counting.difference import Counts, difference
+from steptime.records.types import ALL, OFF, CountedPlace, ExactCounts
+from steptime.subjects.steps.hold import reset_random, weights_held
+from steptime.subjects.steps.loop import Loop, Switches
+from steptime.syncs.scopes import ALLOCATION, COPY_TO_DEVICE, COPY_TO_HOST, OPERATION
+
+EVERYTHING = 1 << 60
+"""Steps of optimizers do not bound what is counted here; whole steps of the loop do."""
+
+
+class _Arms:
+    """Hands of the counted loop: a warm-up cycle of each arm, then the cycle that is counted."""
+
+    def __init__(self, loop: Loop, arms: Mapping[str, Sequence[str]], counted: SyncCount) -> None:
+        self._cycle, self._counted = loop.cycle, counted
+        self._left = [(name, frozenset(on) & frozenset(loop.switches)) for name, on in arms.items()]
+        self._thrown = Switches(loop.switches)
+        self._done = -2 * loop.cycle  # so much is warmed up before the first arm
+        self._before: Counts = {}
+        self._hold = loop.hold
+        self.counts: dict[str, Counts] = {}
+        self._thrown.set(frozenset(loop.switches))
+
+    def batch(self) -> int:
+        group = self._done % self._cycle
+        if self._hold:
+            reset_random(group)
+        return group
+
+    def boundary(self, loss: Any) -> bool:
+        self._done += 1
+        if self._done == 0:
+            self._thrown.set(self._left[0][1])
+        elif self._done == self._cycle:
+            self._before = self._read()
+            self._thrown.act(self._left[0][1])
+        elif self._done == 2 * self._cycle:
+            name, _ = self._left.pop(0)
+            self.counts[name] = dict(Counter(self._read()) - Counter(self._before))
+            self._done = 0
+            if self._left:
+                self._thrown.set(self._left[0][1])
+        return bool(self._left)
+
+    def _read(self) -> Counts:
+        finished, self._counted.finished = self._counted.finished, EVERYTHING
+        try:
+            return self._counted.counts
+        finally:
+            self._counted.finished = finished
+
+
+def count(
+    make: Callable[[], Loop], arms: Mapping[str, Sequence[str]], everything: bool
+) -> dict[str, ExactCounts]:
+    """Count each arm.
+
+    Args:
+        make: the loop; made inside, so that its threads are counted too.
+        arms: name -> switches that are on.
+        everything: the arm `all` means all that this loop has.
+    """
+    with count_syncs(work=True) as counted:
+        loop = make()
+        wanted = {
+            name: list(loop.switches) if everything and name == ALL else on for name, on in arms.items()
+        }
+        hands = _Arms(loop, wanted, counted)
+        if loop.hold:
+            with weights_held():
+                loop.run(hands.batch, hands.boundary)
+        else:
+            loop.run(hands.batch, hands.boundary)
+        if loop.close is not None:
+            loop.close()
+    return exact(hands.counts, loop.cycle)
+
+
+def exact(counts: Mapping[str, Counts], steps: int) -> dict[str, ExactCounts]:
+    """In the harness's words. Places are every sync, and what differs from `off` in some arm."""
+    rows = [row for arm in counts.values() for row in difference(counts.get(OFF, {}), arm)]
+    changed = {(row.role, row.kind, row.place) for row in rows}
+
+    def summed(found: Counts, *kinds: str) -> int:
+        return sum(n for (_, kind, _), n in found.items() if kind in kinds)
+
+    return {
+        arm: ExactCounts(
+            arm=arm,
+            steps=steps,
+            armed=True,
+            syncs=sum(n for (_, kind, _), n in found.items() if is_sync(kind)),
+            operations=summed(found, OPERATION),
+            copies=summed(found, COPY_TO_DEVICE, COPY_TO_HOST),
+            allocations=summed(found, ALLOCATION),
+            places=tuple(
+                CountedPlace(category(kind), role, f"{place} ({kind})", n, steps)
+                for (role, kind, place), n in sorted(found.items(), key=str)
+                if is_sync(kind) or (role, kind, place) in changed
+            ),
+            ways=("dispatch",),
+        )
+        for arm, found in counts.items()
+    }

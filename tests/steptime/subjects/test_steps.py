@@ -1,0 +1,161 @@
+"""A trainer that is a file of the user's: counted exactly, repeated bit for bit, refused in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from steptime import Periodic, Steps, cli
+from steptime.errors import UserError
+from steptime.records.pairs import Layer, Request, Segment
+from steptime.records.types import ALL, OFF
+from steptime.subjects.injection import parse_injection
+from steptime.subjects.registry import SUBJECTS, find
+from steptime.subjects.spin import SpinKind
+from steptime.subjects.steps.counts import count
+from steptime.subjects.steps.kind import StepsKind
+from steptime.subjects.steps.loop import NO_LOSS, LoopPairs
+
+LAYERS = 4
+"""Parameters of the model: as many norms are read in a step."""
+
+
+def trainer(hold: bool = True, loss: bool = True, every: int = 10) -> Steps:
+    """A small net with a callback that reads gradient norms, one that does nothing, and a rare writer."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    batches = [torch.randn(4, 8) for _ in range(4)]
+    on = {"norms": False}
+
+    def step(i: int) -> Any:
+        value = model(batches[i]).square().mean()
+        value.backward()
+        if on["norms"]:
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.norm().item()
+        optimizer.step()
+        optimizer.zero_grad()
+        return value.detach() if loss else None
+
+    def norms(enabled: bool) -> None:
+        on["norms"] = enabled
+
+    written = Periodic(every, lambda: next(model.parameters()).sum().item())
+    switches = {"norms": norms, "idle": lambda enabled: None, "written": written}
+    return Steps(step, cycle=4, tokens=[1, 2, 3, 4], switches=switches, hold=hold)
+
+
+def requests(count: int = 4) -> Iterator[Request]:
+    for pair in range(count):
+        for half, on in enumerate((frozenset({"norms"}), frozenset[str]())):
+            yield Request(on, 2, pair % 4, Layer.PATH, pair, half)
+
+
+def test_counts_are_exact_by_switch() -> None:
+    arms = {OFF: (), "norms": ("norms",), "idle": ("idle",), "written": ("written",), ALL: ()}
+    counts = count(trainer, arms, everything=True)
+    syncs = {name: found.syncs for name, found in counts.items()}
+    assert syncs == {OFF: 0, "norms": 4 * LAYERS, "idle": 0, "written": 1, ALL: 4 * LAYERS + 1}
+    assert counts["idle"].operations == counts[OFF].operations
+    assert any("test_steps.py" in place.where for place in counts["norms"].places)
+
+
+def test_losses_of_a_batch_repeat_bit_for_bit_and_the_rate_is_given_back() -> None:
+    segments: list[Segment] = []
+    subject = LoopPairs("mine", trainer())
+    subject.open()
+    result = subject.run_pairs(requests(8), segments.append)
+    assert [one.on for one in segments[:2]] == [("norms",), ()]
+    assert [one.tokens for one in segments[::2]] == [2, 4, 6, 8] * 2
+    by_group: dict[int, set[float]] = {}
+    losses = dict(result.losses)
+    for one in segments:
+        for step in range(one.first_step, one.first_step + one.steps):
+            by_group.setdefault(one.group, set()).add(losses[step])
+    assert [len(values) for values in by_group.values()] == [1] * 4
+    assert len(set.union(*by_group.values())) == 4
+
+
+@pytest.mark.fault
+def test_without_the_hold_losses_do_not_repeat() -> None:
+    segments: list[Segment] = []
+    subject = LoopPairs("mine", trainer(hold=False))
+    subject.open()
+    losses = dict(subject.run_pairs(requests(8), segments.append).losses)
+    firsts = {losses[one.first_step] for one in segments if one.group == 0}
+    assert len(firsts) > 1
+
+
+def test_a_step_without_a_loss_is_told() -> None:
+    subject = LoopPairs("mine", trainer(loss=False))
+    subject.open()
+    assert NO_LOSS in subject.run_pairs(requests(), lambda segment: None).notes
+
+
+def test_what_acts_every_so_many_steps_is_a_tick() -> None:
+    subject = LoopPairs("mine", trainer(), [parse_injection("5@tick")])
+    assert subject.layers["written"] == {Layer.TICK}
+    assert subject.layers["norms"] == {Layer.PATH}
+    subject.open()
+    assert list(subject.periods) == [Layer.TICK]
+    with pytest.raises(UserError, match="of which one is a multiple"):
+        LoopPairs("mine", Steps(print, switches={"a": Periodic(3, print), "b": Periodic(5, print)}))
+
+
+GOOD = (
+    "from steptime import Steps\ndef make():\n    return Steps(lambda i: 1.0)\ndef other():\n    return 3\n"
+)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--subject", "none.py"], "there is no file or module none.py"),
+        (["--subject", "mine.py:nothing"], "has no `nothing`"),
+        (["--subject", "mine.py:other"], "other\\(\\) gives int, not Steps"),
+        (["--subject", "mine.py", "--config", "a.toml"], "--config: subject mine.py has no config file"),
+        (["--subject", "mine.py", "--set", "a=1"], "--set: subject mine.py has no config file"),
+        (["--subject", "spin", "--config", "a.toml"], "--config: subject spin has no config file"),
+        (["--subject", "mine.py"], "no collector to measure"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("steptime.subjects.registry.PROVIDERS", [])
+    monkeypatch.setitem(SUBJECTS.entries, "spin", SpinKind())
+    with pytest.raises(UserError, match=said):
+        cli.call(["overhead", *words])
+
+
+@pytest.mark.fault
+def test_a_subject_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steptime.subjects.registry.PROVIDERS", [])
+    monkeypatch.setattr("steptime.subjects.registry.DEFAULT", [])
+    with pytest.raises(UserError, match="--subject is missing"):
+        find(None)
+
+
+def test_name_digest_and_commit_are_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(GOOD)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.chdir(tmp_path / "a")
+    mine, other = StepsKind("train.py"), StepsKind("../b/train.py")
+    assert mine.root == other.root == Path(os.path.realpath(tmp_path))
+    assert mine.settings(None, ()).name == "train"
+    assert mine.settings(None, ()).digest() != other.settings(None, ()).digest()
+    assert mine.settings(None, ()).digest() == StepsKind("train.py").settings(None, ()).digest()
+    assert mine.in_tree().name == "a/train.py"

@@ -129,10 +129,11 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def peers(session: nox.Session) -> None:
-    """One training step of SpecForge and speculators beside ours: time and host syncs."""
+    """One training step of SpecForge and speculators beside ours, over several shapes: time, peak memory,
+    operations, host syncs. Arguments after `--` go to bench.peers.shapes."""
     install(session, "loguru", "pydantic-settings", "aiohttp", "openai", "accelerate", "psutil")
     session.install("--no-deps", "specforge==0.2.0", "speculators==0.9.0", "hs-connectors")
-    session.run("python", "-m", "bench.peers.speed", *session.posargs)
+    session.run("python", "-m", "bench.peers.shapes", *session.posargs)
     session.run("python", "-m", "bench.peers.syncs")
 
 

@@ -154,7 +154,9 @@ class DrafterConfig(Section):
     sliding_layers: Trains[NonNegative] = 0
     """How many of the first layers use sliding-window attention."""
     attention: Places[Literal["auto", "split", "dense", "flex"]] = "auto"
-    compile: Places[bool] = False
+    compile: Places[bool | Literal["auto"]] = False
+    """One compiled kernel for each elementwise operation. `auto`: on CUDA where there is Triton; on the CPU
+    the written-out operations are faster (docs/performance.md). The warm-up compiles, never a worker."""
     init: Trains[str] = ""
     """Folder of a released drafter to start from."""
 

@@ -31,6 +31,7 @@ from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.objectives.ce import CrossEntropy
 from dflash.models.optimizer import FlatAdamW, FlatParameters
 from dflash.models.stack import Stack
+from steptime.host_memory import staged
 
 Step = Callable[[], torch.Tensor]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -109,10 +110,10 @@ def make_step(
         anchors, keep = (np.stack(parts) for parts in zip(*drawn, strict=True))
         labels, weights = slot_labels(ids, mask, anchors, keep, geometry)
         limits = context_limits(anchors, keep, starts, shape.context)
-        places = (torch.from_numpy(array).to(place) for array in (anchors, keep, starts))
+        places = (_moved(array, place) for array in (anchors, keep, starts))
         hidden = forward(given["tapped"], given["ids"], *places, embedding, limits)
         scale = 1.0 / float(weights.sum())
-        wanted, shares = (torch.from_numpy(array).to(place) for array in (labels, weights))
+        wanted, shares = (_moved(array, place) for array in (labels, weights))
         loss, _ = objective(hidden, head, wanted, shares, scale)
         loss.backward()
         optimizer.step(1e-4)
@@ -120,6 +121,11 @@ def make_step(
         return loss.detach()
 
     return step, sum(parameter.numel() for parameter in drafter.parameters())
+
+
+def _moved(array: np.ndarray[Any, Any], place: torch.device) -> torch.Tensor:
+    """On the device, by way of pinned memory, as the trainer's prefetcher does it."""
+    return staged(torch.from_numpy(array), pin=True).to(place, non_blocking=True)
 
 
 def _inputs(shape: Any, device: str = "cpu") -> dict[str, torch.Tensor]:

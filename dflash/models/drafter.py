@@ -55,7 +55,7 @@ class DrafterShape:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     attention: str = "auto"
-    compile: bool = False
+    compile: bool | str = False
 
     @property
     def taps(self) -> int:

@@ -1,12 +1,13 @@
 """The operations of `elementwise.py` stated for torch.compile, which makes one kernel of each
 (`drafter.compile`).
 
-Worth it on a GPU, where each pass over memory is a kernel of its own. Compiled once for each device, on first
+Meant for a GPU, where each pass over memory is a kernel of its own. Compiled once for each device, on first
 use: the trainer's warm-up runs it before any worker starts."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,17 @@ def _gate_backward(
     wide, sigmoid = gate.float(), gate.float().sigmoid()
     up_grad.copy_(dout * activated)
     gate_grad.copy_(dout.float() * up * sigmoid * (1.0 + wide * (1.0 - sigmoid)))
+
+
+def operations(choice: bool | str, device: torch.device) -> Any:
+    """The module or the namespace that `drafter.compile` asks for on a device.
+
+    `auto` is a rule and not a race against the clock, so that one machine gives one result every time: on
+    the CPU the compiled operations were measured to be slower, and without Triton there are none for a GPU.
+    """
+    if choice == "auto":
+        choice = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return compiled(device) if choice else elementwise
 
 
 @functools.cache

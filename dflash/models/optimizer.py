@@ -22,6 +22,8 @@ class FlatParameters:
         working: `[n]` in the working dtype; the module computes with views of it.
         grad: `[n]` in the working dtype; `backward` adds into it.
         master: `[n]` float32; the same tensor as `working` when that is float32.
+        wide_sum: `[n]` float32, where gradients of several micro-batches are added; None where `grad` is wide
+            enough, or there is one micro-batch in a step (`sum_wide`).
     """
 
     def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
@@ -35,6 +37,7 @@ class FlatParameters:
             size += -(-parameter.numel() // _ALIGN) * _ALIGN
         self.working = torch.zeros(size, dtype=dtype, device=device)
         self.grad = torch.zeros(size, dtype=dtype, device=device)
+        self.wide_sum: torch.Tensor | None = None
         self.master = (
             self.working if dtype == torch.float32 else torch.zeros(size, dtype=torch.float32, device=device)
         )
@@ -73,6 +76,26 @@ class FlatParameters:
 
     def zero_grad(self) -> None:
         self.grad.zero_()
+        if self.wide_sum is not None:
+            self.wide_sum.zero_()
+
+    def sum_wide(self) -> None:
+        """From now on add micro-batches in float32: a bfloat16 sum of 16 has lost more than one rounding (the
+        figures: docs/performance.md)."""
+        if self.grad.dtype != torch.float32 and self.wide_sum is None:
+            self.wide_sum = torch.zeros_like(self.grad, dtype=torch.float32)
+
+    @torch.no_grad()
+    def end_micro_batch(self, last: bool) -> None:
+        """Behind each backward of a step of several: `grad` goes into the sum, and behind the last comes back
+        as the sum, rounded once."""
+        if self.wide_sum is None:
+            return
+        self.wide_sum.add_(self.grad)
+        if last:
+            self.grad.copy_(self.wide_sum)
+        else:
+            self.grad.zero_()
 
     @torch.no_grad()
     def refresh_working(self) -> None:

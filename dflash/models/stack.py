@@ -18,7 +18,7 @@ from dflash.data.anchors import Limits
 from dflash.models import elementwise
 from dflash.models.attention import AutogradAttention, BlockLayout, prepare
 from dflash.models.blocks import scored_slots, slot_positions
-from dflash.models.elementwise_compiled import compiled
+from dflash.models.elementwise_compiled import operations
 from dflash.models.rows import DistinctRows, EveryRow, Rows
 from dflash.models.split import SplitKernel
 from dflash.models.weights import LayerWeights, Weight, layer_weights
@@ -39,7 +39,7 @@ class Stack:
         self.workspace = Workspace(flat.working)
         self.dtype = flat.working.dtype
         self.passes = 0
-        self.elementwise: Any = compiled(flat.working.device) if self.shape.compile else elementwise
+        self.elementwise: Any = operations(self.shape.compile, flat.working.device)
 
         def weight(*names: str) -> Weight:
             return Weight(flat.joined(flat.working, names), flat.joined(flat.grad, names))

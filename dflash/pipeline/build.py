@@ -155,6 +155,8 @@ def build_replica(inputs: Inputs, target: Target, index: int) -> Replica:
     with target.device.active(), device.active():
         drafter = Drafter(shape, train.seed)
         flat = FlatParameters(drafter, device.torch, dtype)
+        if config.train.accumulation > 1:
+            flat.sum_wide()
         drafter.stack = Stack(drafter, flat)
         if settings.init:
             warm_start(flat, settings.init, shape)

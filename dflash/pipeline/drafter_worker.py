@@ -174,12 +174,13 @@ class DrafterWorker:
         mark_step(self.step_index)
         replica.flat.zero_grad()
         weight, tokens, stats, plan_indices = 0.0, 0, None, []
-        for _ in range(self._config.accumulation):
+        for index in range(self._config.accumulation):
             item = self._draw()
             if item is None:
                 return False
             began_ns = time.perf_counter_ns() if recorder.count else 0
             micro = self._micro_step(item)
+            replica.flat.end_micro_batch(last=index + 1 == self._config.accumulation)
             stats = micro if stats is None else stats + micro
             batch = item.batch
             weight += batch.weight_sum

@@ -146,7 +146,9 @@ def _devices(
         blocks * (6 * info.hidden_size + 3 * width + 4 * heads)
         + 2 * rows * settings.kv_heads * settings.head_dim
     )
-    masters = 0 if settings.dtype == "float32" else 4
+    narrow = settings.dtype != "float32"
+    masters = 4 if narrow else 0
+    sums = 4 if narrow and config.train.accumulation > 1 else 0
     plans += [
         DevicePlan(
             f"drafter/{index}",
@@ -154,6 +156,7 @@ def _devices(
             (
                 ("weights and gradients", drafter_parameters * 2 * drafter_bytes),
                 ("masters and moments", drafter_parameters * (8 + masters)),
+                *([("sum of micro-batches' gradients", drafter_parameters * sums)] if sums else []),
                 ("target's embedding and head", 2 * info.vocab_size * info.hidden_size * drafter_bytes),
                 ("activations", per_layer * settings.layers * drafter_bytes),
                 *(

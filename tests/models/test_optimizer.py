@@ -170,3 +170,32 @@ def test_its_state_is_read_without_memory_of_the_device():
     assert not kinds & {ALLOCATION, OPERATION}
     flat.master.fill_(7.0)
     assert not any((tensor == 7.0).any() for tensor in state["master"].values()), "copies, not views"
+
+
+def test_micro_batches_add_up_in_float32():
+    """Sixteen gradients of which each is lost in a bfloat16 sum of the ones before it."""
+    parts = [torch.full((38,), value) for value in (1.0, *[2.0**-10] * 15)]
+    exact = torch.stack(parts).sum(dim=0)
+    found = {}
+    for wide in (False, True):
+        module = nn.Linear(37, 1, bias=True)
+        flat = FlatParameters(module, CPU, torch.bfloat16)
+        if wide:
+            flat.sum_wide()
+        for _ in range(2):  # the second step knows nothing of the first
+            flat.zero_grad()
+            for index, part in enumerate(parts):
+                flat.view(flat.grad, "weight").add_(part[:37])
+                flat.end_micro_batch(last=index == 15)
+        found[wide] = flat.view(flat.grad, "weight").float()
+    assert torch.equal(found[True][0], exact[:37].bfloat16().float())
+    assert torch.equal(found[False][0], torch.ones(37)), "bfloat16 keeps them too: nothing is shown"
+
+
+def test_float32_gradients_need_no_sum_beside_them():
+    flat = FlatParameters(small_module(), CPU, torch.float32)
+    flat.sum_wide()
+    assert flat.wide_sum is None
+    flat.grad.fill_(2.0)
+    flat.end_micro_batch(last=False)
+    assert torch.equal(flat.grad, torch.full_like(flat.grad, 2.0))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import random
 from itertools import combinations
 
 import pytest
 import torch
 
-import dflash.models.stack
+from dflash.models import elementwise, elementwise_compiled
 from dflash.models.drafter import Drafter
 from dflash.models.elementwise_compiled import compiled
 from dflash.models.objectives.ce import CrossEntropy
@@ -90,7 +91,7 @@ def test_any_attention_serves_through_an_island():
 def test_compiled_pieces_give_the_same(dtype, monkeypatch):
     """Traced as for a GPU, run by torch's own operations: code generation is torch's to test, and takes
     minutes here."""
-    monkeypatch.setattr(dflash.models.stack, "compiled", lambda device: compiled(device, "aot_eager"))
+    monkeypatch.setattr(elementwise_compiled, "compiled", lambda device: compiled(device, "aot_eager"))
     case = make_case()
     loss, expected = by_modules(case, sliding_layers=1, sliding_window=9)
     found_loss, found, _ = by_stack(
@@ -99,6 +100,18 @@ def test_compiled_pieces_give_the_same(dtype, monkeypatch):
     exact = dtype == torch.float32
     assert found_loss == pytest.approx(loss, rel=1e-6 if exact else 5e-3)
     assert_same(found, expected, 1e-5 if exact else 6e-2)
+
+
+def test_auto_compiles_on_a_gpu_with_triton_only(monkeypatch):
+    made = object()
+    monkeypatch.setattr(elementwise_compiled, "compiled", lambda device: made)
+    operations = elementwise_compiled.operations
+    for there, expected in ((object(), made), (None, elementwise)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, there=there: there)
+        assert operations("auto", torch.device("cuda", 0)) is expected
+        assert operations("auto", CPU) is elementwise
+    assert operations(True, CPU) is made
+    assert operations(False, torch.device("cuda", 0)) is elementwise
 
 
 def test_gradients_add_up_over_passes():

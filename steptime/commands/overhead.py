@@ -30,7 +30,7 @@ from steptime.statistics.judging import Budgets, judge
 from steptime.statistics.observed import observe
 from steptime.subjects.injection import Injection, parse_injection
 from steptime.subjects.pairs import PairSubject
-from steptime.subjects.protocol import Settings, SubjectKind
+from steptime.subjects.protocol import Doors, Settings, SubjectKind
 
 MINUTES = 8.0
 """Measuring goes on until the answer about all together is clear, so long at most."""
@@ -100,17 +100,18 @@ def make_subject(
         kind.counted_as(settings),
         subject=kind.name,
         module=kind.doors.counting,
-        root=ROOT if kind.root == ROOT else Path.cwd(),
+        root=Path.cwd() if kind.doors == Doors() else ROOT,
         plants=plants,
     )
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("overhead")(overhead)
+    app.command("overhead", context_settings={"allow_extra_args": True})(overhead)
 
 
 def overhead(
+    context: typer.Context,
     config: arguments.Config = None,
     settings: arguments.Settings = None,
     seed: arguments.Seed = 0,
@@ -135,6 +136,8 @@ def overhead(
     ] = None,
     plant: Annotated[str, option("--plant NAME", "add a bad collector, to see it found")] = "",
     subject: arguments.Subject = None,
+    hf: Annotated[bool, option("--hf", "measure a Hugging Face script: --hf -- train.py ARGS")] = False,
+    lightning: Annotated[bool, option("--lightning", "measure a Lightning script, likewise")] = False,
 ) -> int:
     """What does each collector cost?
     Pairs of neighbouring segments do equal work with complementary sets of collectors on. Measuring goes on
@@ -142,7 +145,12 @@ def overhead(
     """
     from steptime.subjects.registry import find  # heavy: torch
 
-    kind = find(subject)
+    framework = "hf" if hf else "lightning" if lightning else ""
+    if context.args and not framework:
+        raise UserError(
+            f"got unexpected extra argument ({context.args[0]}) (see {context.command_path} --help)"
+        )
+    kind = find(framework or subject, context.args)
     loaded = kind.settings(config, settings or ())
     options = Options(
         config=loaded,

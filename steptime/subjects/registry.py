@@ -4,6 +4,7 @@ its own to `SUBJECTS`."""
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 
 from steptime.errors import UserError
 from steptime.registry import Registry
@@ -17,8 +18,11 @@ DEFAULT: list[str] = []
 """Name of the subject that is meant where none is named; empty: one must be named."""
 
 
-def find(text: str | None) -> SubjectKind:
+def find(text: str | None, script: Sequence[str] = ()) -> SubjectKind:
     """The subject that `--subject` names: one of `SUBJECTS`, or FILE_OR_MODULE[:ATTR] of the user's.
+
+    Args:
+        script: of a framework, and its arguments.
 
     Raises:
         UserError: none is named, or there is none of that name.
@@ -33,6 +37,10 @@ def find(text: str | None) -> SubjectKind:
         )
     if name not in SUBJECTS.names:
         from steptime.subjects.steps.kind import StepsKind  # heavy: torch
+        from steptime.subjects.steps.script import FRAMEWORKS, ScriptKind
+
+        if name in FRAMEWORKS:
+            return ScriptKind(name, script)
 
         if StepsKind.means(name):
             return StepsKind(name)

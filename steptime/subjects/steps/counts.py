@@ -24,7 +24,7 @@ class _Arms:
     def __init__(self, loop: Loop, arms: Mapping[str, Sequence[str]], counted: SyncCount) -> None:
         self._cycle, self._counted = loop.cycle, counted
         self._left = [(name, frozenset(on) & frozenset(loop.switches)) for name, on in arms.items()]
-        self._thrown = Switches(loop.switches)
+        self._thrown = Switches(loop)
         self._done = -2 * loop.cycle  # so much is warmed up before the first arm
         self._before: Counts = {}
         self._hold = loop.hold

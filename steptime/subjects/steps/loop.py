@@ -31,6 +31,7 @@ class Loop(Protocol):
     devices: Sequence[str] | None
     accounted: Callable[[], Mapping[str, float]] | None
     hold: bool
+    tick: Callable[[], object] | None
     close: Callable[[], object] | None
     notes: Sequence[str]
 
@@ -50,8 +51,9 @@ def devices_of(loop: Loop) -> tuple[str, ...]:
 class Switches:
     """Throws a loop's switches; each only when it changes."""
 
-    def __init__(self, switches: Mapping[str, Switch | Periodic]) -> None:
-        self._of = dict(switches)
+    def __init__(self, loop: Loop) -> None:
+        self._of = dict(loop.switches)
+        self._tick = loop.tick or (lambda: None)
         self.on: frozenset[str] = frozenset()
         for name in self._of:
             self._throw(name, False)
@@ -65,6 +67,7 @@ class Switches:
 
     def act(self, on: frozenset[str], flush: bool = True, rarest: int = 0) -> None:
         """Everything that acts every so many steps does so once; without `flush` not the rarest."""
+        self._tick()
         for name, switch in self._of.items():
             if name in on and isinstance(switch, Periodic) and (flush or switch.every < rarest):
                 switch.act()
@@ -116,7 +119,7 @@ class LoopPairs(PathHands):
 
     def open(self) -> None:
         """Time a step where something acts every so many of them."""
-        self._thrown = Switches(self._loop.switches)
+        self._thrown = Switches(self._loop)
         if not self.every and self._loop.accounted is None:
             return
         self._thrown.set(frozenset(self._loop.switches))

@@ -45,6 +45,8 @@ class Steps:
         accounted: seconds that each switch has spent so far by its own clock.
         hold: rate and decay of every optimizer are 0 while it steps, and the random numbers of each batch are
             the same, so that losses repeat and two halves of a pair do equal work.
+        tick: called before what acts every so many steps does so, whichever of it is on: work that all of it
+            shares.
         close: called at the end.
         notes: told in the report.
     """
@@ -57,6 +59,7 @@ class Steps:
     devices: Sequence[str] | None = None
     accounted: Callable[[], Mapping[str, float]] | None = None
     hold: bool = True
+    tick: Callable[[], object] | None = None
     close: Callable[[], object] | None = None
     notes: Sequence[str] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from steptime import arguments, run_files
 from steptime.arguments import option, to_budget, to_minutes, to_natural
 from steptime.errors import UserError
+from steptime.gate import anywhere
 from steptime.gate.session import gather
 from steptime.gate.verdict import COMPARED_STEPS, MINUTES, GateEvidence, Options, make_receipt
 from steptime.gate.worktrees import NoHarness, checked_out
@@ -23,6 +25,7 @@ from steptime.report.files import write_all
 from steptime.report.show import show
 from steptime.statistics.intended import Allowance, Numerics, parse_allowance
 from steptime.subjects.injection import parse_injection
+from steptime.subjects.steps.kind import StepsKind
 
 
 def register(app: typer.Typer) -> None:
@@ -60,6 +63,11 @@ def gate(
         option("--compare-steps N", "training steps compared first (default 12)", to_natural),
     ] = COMPARED_STEPS,
     subject: arguments.Subject = None,
+    install: Annotated[
+        str,
+        option("--install CMD", "makes the environment of each side of a --subject FILE, in its worktree"),
+    ] = "",
+    head_subject: Annotated[bool, option("--head-subject", "head's subject file over base's code")] = False,
 ) -> int:
     """Is this commit slower than that one, on this machine, now? Two persistent worker processes take
     turns."""
@@ -84,6 +92,8 @@ def gate(
         numerics_reason=reason,
         compare_steps=max(1, compare_steps),
         allowances=allowances,
+        install=install,
+        head_subject=head_subject,
     )
     return int(run_gate(options, Reporter()).exit_code)
 
@@ -100,11 +110,24 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
     Raises:
         UserError: no such base, or a config that is wrong.
     """
-    folder = run_files.choose_folder(options.out, "gate")
+    folder = run_files.choose_folder(options.out, "gate").resolve()
     places = {} if root is None else {"root": root}
+    checkout = checked_out(options.base, reporter.say, **places)
+    if isinstance(options.kind, StepsKind):
+        kind = options.kind.in_tree()
+        options, places = replace(options, kind=kind), {"root": kind.root}
+        checkout = anywhere.checked_out(
+            kind,
+            options.base,
+            reporter.say,
+            install=options.install,
+            head_subject=options.head_subject,
+        )
+    elif options.install or options.head_subject:
+        raise UserError("--install and --head-subject need a --subject FILE")
     started = time.monotonic()
     try:
-        with checked_out(options.base, reporter.say, **places) as (base, head):
+        with checkout as (base, head):
             evidence = gather(options, base, head, reporter)
             receipt = make_receipt(options, evidence, base.commit, head.commit, time.monotonic() - started)
             if head.commit.dirty and read_commit(head.root) != head.commit:

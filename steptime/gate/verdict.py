@@ -36,6 +36,8 @@ class Options:
         inject: slows head by a known cost, `5@tick`; empty: none.
         numerics: how equal losses must be; `numerics_reason` why they may differ.
         compare_steps: training steps whose losses and gradient norms are compared before measuring.
+        install: makes the environment of a tree, where the subject is a file of the user's.
+        head_subject: head's subject over base's code.
         allowances: exact counts that may rise, each with its reason.
     """
 
@@ -52,6 +54,8 @@ class Options:
     numerics_reason: str = ""
     compare_steps: int = COMPARED_STEPS
     allowances: tuple[Allowance, ...] = ()
+    install: str = ""
+    head_subject: bool = False
 
     @property
     def time_s(self) -> float:

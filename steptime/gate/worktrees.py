@@ -82,8 +82,8 @@ def checked_out(reference: str, say: Callable[[str], None], root: Path = ROOT) -
     sweep(root)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")))
-        base_root = _worktree(stack, root, folder / "base", identity)
-        head_root = root if head.dirty else _worktree(stack, root, folder / "head", head.id)
+        base_root = worktree(stack, root, folder / "base", identity)
+        head_root = root if head.dirty else worktree(stack, root, folder / "head", head.id)
         python = sys.executable
         if _locks(base_root) != _locks(head_root):
             check_installed(head_root)
@@ -117,7 +117,7 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def _worktree(stack: contextlib.ExitStack, root: Path, place: Path, commit: str) -> Path:
+def worktree(stack: contextlib.ExitStack, root: Path, place: Path, commit: str) -> Path:
     if git("worktree", "add", "--detach", "--force", str(place), commit, cwd=root) is None:
         raise UserError(f"gate: cannot check out {commit[:10]} into {place}: see `git worktree list`")
     stack.callback(git, "worktree", "prune", cwd=root)

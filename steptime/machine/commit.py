@@ -16,8 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 def search_path(root: Path) -> str:
     """PYTHONPATH of a process that runs the code of a tree: the tree, and this package where it is no part of
     the tree and is not installed."""
-    ours = root == ROOT or (root / "steptime").is_dir() or ROOT.name in ("site-packages", "dist-packages")
-    return str(root) if ours else os.pathsep.join((str(root), str(ROOT)))
+    ours = root == ROOT or (root / "steptime").is_dir()
+    installed = ROOT.name in ("site-packages", "dist-packages")
+    places = [
+        root,
+        *([root / "src"] if (root / "src").is_dir() else []),
+        *([] if ours or installed else [ROOT]),
+    ]
+    return os.pathsep.join(map(str, places))
 
 
 def git(*arguments: str, cwd: Path = ROOT) -> str | None:

@@ -19,6 +19,7 @@ from steptime.records.types import ExactCounts
 from steptime.subjects.injection import Injection
 from steptime.subjects.pairs import PairSubject
 from steptime.subjects.protocol import Doors, Named, Settings, refuse_settings
+from steptime.subjects.steps.hold import reset_random
 from steptime.subjects.steps.loop import Loop, LoopPairs, devices_of
 from steptime.subjects.steps.steps import Steps
 
@@ -84,7 +85,11 @@ class LoopKind:
             rows.append((len(rows), value, 0.0))
             return len(rows) < steps
 
-        loop.run(lambda: len(rows) % loop.cycle, boundary)
+        def batch() -> int:
+            reset_random(len(rows))
+            return len(rows) % loop.cycle
+
+        loop.run(batch, boundary)
         if loop.close is not None:
             loop.close()
         return rows
@@ -131,6 +136,7 @@ class StepsKind(LoopKind):
     def build(self, settings: Any) -> Loop:
         attribute = self._attribute or ATTRIBUTE
         try:
+            reset_random(0)  # so that both sides of a gate begin alike
             module = self._import()
             made = getattr(module, attribute, None)
             if made is None:

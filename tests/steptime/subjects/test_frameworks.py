@@ -19,6 +19,7 @@ PARAMETERS = 21
 """Of the example's model: so many norms are read in a step."""
 
 
+@pytest.mark.thorough
 def test_each_callback_of_a_hugging_face_run_is_counted_by_name() -> None:
     pytest.importorskip("accelerate")
     script = str(EXAMPLES / "hf_trainer.py")

@@ -1,6 +1,6 @@
 """A small Hugging Face run with three callbacks. What do they cost?
 
-    steptime overhead --hf -- hf_trainer.py"""
+steptime overhead --hf -- hf_trainer.py"""
 
 import tempfile
 

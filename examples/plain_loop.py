@@ -1,7 +1,7 @@
 """A plain loop as a subject. What do its metrics cost?
 
-    steptime overhead --subject plain_loop.py
-    steptime gate --base HEAD~1 --subject plain_loop.py"""
+steptime overhead --subject plain_loop.py
+steptime gate --base HEAD~1 --subject plain_loop.py"""
 
 import torch
 

@@ -14,38 +14,96 @@ from steptime.errors import UserError
 
 def register(app: typer.Typer) -> None:
     """Add the command. The options end at the script: what follows it is the script's own."""
-    own = {"allow_extra_args": True, "allow_interspersed_args": False}
-    app.command("syncs", options_metavar="[OPTIONS] -- SCRIPT [ARGS]...", context_settings=own)(syncs)
+    own = {"allow_extra_args": True, "ignore_unknown_options": False, "allow_interspersed_args": False}
+    usage = "[OPTIONS] -- SCRIPT|(-m MODULE) [ARGS]..."
+    app.command("syncs", options_metavar=usage, context_settings=own)(syncs)
+
+
+def _as(given: str) -> str:
+    if given not in ("cuda", "cpu", "cpu:0"):
+        raise typer.BadParameter(f"{given!r} is none of cuda, cpu and cpu:0")
+    return given
+
+
+def _format(given: str) -> str:
+    from steptime.counting.sync_report import FORMATS
+
+    if given not in FORMATS:
+        raise typer.BadParameter(f"{given!r} is none of {', '.join(FORMATS)}")
+    return given
 
 
 def syncs(
     context: typer.Context,
     warmup: Annotated[int, option("--warmup N", "optimizer steps not counted (default 2)", to_natural)] = 2,
+    steps: Annotated[int | None, option("--steps N", "stop after N counted steps", to_natural)] = None,
     device: Annotated[
-        str | None,
-        option("--device D", "cuda, cpu, or cpu:0 for a program that calls its device so"),
-    ] = None,
+        str,
+        option(
+            "--as D",
+            "cuda (default; simulated where there is none), cpu: take the program's CPU for its device, or "
+            "cpu:0 for a program that calls its device so",
+            _as,
+        ),
+    ] = "cuda",
+    module: Annotated[str | None, option("-m MODULE", "run a module instead of a script")] = None,
     work: Annotated[bool, option("--work", "also list operations, allocations and copies")] = False,
+    format: Annotated[
+        str, option("--format F", "text (default), markdown, json, sarif or github annotations", _format)
+    ] = "text",
     json: Annotated[Path | None, option("--json FILE", "write the counts")] = None,
-    fail: Annotated[bool, option("--fail", "exit code 1 when a host sync was counted")] = False,
+    sarif: Annotated[Path | None, option("--sarif FILE", "write SARIF for code scanning")] = None,
+    accepted: Annotated[Path | None, option("--accepted FILE", "TOML of accepted places")] = None,
+    write: Annotated[bool, option("--write", "write every place that was found into --accepted")] = False,
+    fail: Annotated[bool, option("--fail", "exit code 1 when a new host sync was counted")] = False,
 ) -> int:
     """Runs a PyTorch program and counts the places where the host waits for a GPU, by role, kind and line.
-    Steps are those of its optimizer; without one the whole run counts. Without a GPU it counts what
-    would wait on one.
+    A step is a round of its loop, as its optimizers tell; without one the whole run counts. Without a GPU the
+    program is told that it has one, which lives in CPU memory.
     """
-    from steptime.counting import run_script
+    from steptime.counting import accepted as places
+    from steptime.counting import run_script, sync_report
 
-    if not context.args:
-        raise UserError("python -m bench syncs: SCRIPT is missing (see python -m bench syncs --help)")
-    script, *words = context.args
-    if not Path(script).is_file():
-        raise UserError(f"python -m bench syncs: no such script: {script}")
-    code, counted = run_script.run(Path(script), words, device=device, warmup=warmup, work=work)
-    missing = run_script.nothing_counted(counted)
+    words = list(context.args)
+    if module is None:
+        if not words:
+            raise UserError("python -m bench syncs: SCRIPT is missing (see python -m bench syncs --help)")
+        program = words.pop(0)
+        if not Path(program).is_file():
+            raise UserError(f"python -m bench syncs: no such script: {program}")
+    else:
+        program = module
+    if write and accepted is None:
+        raise UserError("python -m bench syncs: --write needs --accepted FILE")
+    known = places.read(accepted) if accepted is not None and (accepted.exists() or not write) else ()
+    code, counted = run_script.run(
+        program,
+        words,
+        device=device,
+        warmup=warmup,
+        work=work,
+        steps=steps,
+        module=module is not None,
+    )
+    missing = sync_report.nothing_counted(counted)
     if missing:
         print(f"error: {missing}", file=sys.stderr)
         return code or 2
-    print(run_script.report(counted, work=work))
+    found = sync_report.rows(counted, known)
+    print(sync_report.rendered(format, counted, found, work=work))
     if json:
-        json.write_text(run_script.as_json(counted), encoding="utf-8")
-    return code or int(fail and counted.total > 0)
+        _of_rank(json).write_text(sync_report.as_json(counted, found), encoding="utf-8")
+    if sarif:
+        _of_rank(sarif).write_text(sync_report.as_sarif(counted, found), encoding="utf-8")
+    if write and accepted is not None:
+        places.write(accepted, [(row.kind, row.place) for row in found if row.accepted is None], known)
+        return code
+    return code or int(fail and any(row.accepted is None for row in found))
+
+
+def _of_rank(path: Path) -> Path:
+    """Each rank's file of its own."""
+    from steptime.counting.run_script import rank
+
+    number = rank()
+    return path if number is None else path.with_name(f"{path.stem}.rank{number}{path.suffix}")

@@ -18,11 +18,16 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from steptime.counting.difference import Counts, counts_table
+from steptime.simulate.program.cuda import barrier, simulated_cuda
+from steptime.simulate.program.loaders import host_loaders
+from steptime.simulate.program.memory import ProgramBoundary
+from steptime.syncs.boundary import Boundary
 from steptime.syncs.counting import summed, watched
-from steptime.syncs.scopes import GRAPH, OPERATION, WORK, Ledger, Scope
+from steptime.syncs.scopes import GRAPH, OPERATION, WORK, Ledger, Place, Scope
 
 MAIN = "main"
 
@@ -35,8 +40,8 @@ class SyncCount:
         finished: steps ended, warm-up included.
     """
 
-    def __init__(self, ledger: Ledger, warmup: int) -> None:
-        self._ledger, self.warmup = ledger, warmup
+    def __init__(self, ledger: Ledger, warmup: int, program: ProgramBoundary | None = None) -> None:
+        self._ledger, self.warmup, self._program = ledger, warmup, program
         self.finished = 0
         self.scopes: list[Scope] = []
 
@@ -45,6 +50,15 @@ class SyncCount:
         self.finished += 1
         for scope in self.scopes:
             scope.mark_step(self.finished)
+
+    @property
+    def device_unused(self) -> bool:
+        """CUDA was simulated, and the program put nothing there: its counts say nothing."""
+        return self._program is not None and not self._program.placed
+
+    @property
+    def simulated(self) -> bool:
+        return self._program is not None
 
     @property
     def steps(self) -> int:
@@ -59,6 +73,20 @@ class SyncCount:
         if not self.finished:
             return summed(counts)
         return summed({key: n for key, n in counts.items() if self.warmup <= key.step < self.finished})
+
+    def spread(self) -> dict[tuple[str, str, Place], tuple[int, int]]:
+        """Of each role, kind and place: in how many counted steps it was, and how often in one at most."""
+        by_step: dict[tuple[str, str, Place], dict[int, int]] = {}
+        for key, n in self._ledger.counts.copy().items():
+            if not self.finished or self.warmup <= key.step < self.finished:
+                found = by_step.setdefault((key.role, key.kind, key.place), {})
+                found[key.step] = found.get(key.step, 0) + n
+        return {name: (len(found), max(found.values())) for name, found in by_step.items()}
+
+    def asked_by(self, role: str, kind: str, place: Place) -> Place:
+        """The innermost frame of the user's own tree, the most frequent one."""
+        askers = (self._ledger.asked or {}).get((role, kind, place))
+        return max(askers, key=lambda one: askers[one]) if askers else place
 
     @property
     def total(self) -> int:
@@ -85,21 +113,33 @@ class SyncCount:
 
 @contextlib.contextmanager
 def count_syncs(
-    *, device: str | None = None, warmup: int = 0, role: str = MAIN, work: bool = False
+    *,
+    device: str | None = None,
+    warmup: int = 0,
+    role: str = MAIN,
+    work: bool = False,
+    steps: int | None = None,
+    by_steps: bool = True,
 ) -> Iterator[SyncCount]:
-    """Count what the calling thread does inside, its backward, and threads that are started inside by
-    `Thread(target=...)`.
+    """Count what the calling thread does inside, its backward, and threads that are started inside.
 
     Args:
-        device: "cuda", "cpu", or "cpu:0" for strict counting; None: CUDA where there is some.
+        device: "cuda", "cpu", or "cpu:0" for strict counting; None: CUDA where there is some. "cuda" on a
+            machine without one simulates it: `torch.cuda.is_available()` is true inside, and what is put on
+            `cuda` lives in CPU memory.
         warmup: steps to leave out: caches, autotuning, lazy initialisation.
         work: also count device work (operations, allocations, copies).
+        steps: leave by SystemExit behind so many counted steps.
+        by_steps: optimizers mark steps; without, everything counts, also behind the last one.
     """
-    named = torch.device(device) if device else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cuda, strict = named.type == "cuda", named.index is not None
-    ledger = Ledger(armed=True, work=work)
-    counted = SyncCount(ledger, warmup)
-    run = threading.Thread.run
+    real = torch.cuda.is_available()
+    named = torch.device(device) if device else torch.device("cuda" if real else "cpu")
+    cuda, strict = named.type == "cuda" and real, named.index is not None
+    program = ProgramBoundary() if named.type == "cuda" and not real else None
+    boundary = program or Boundary(cuda=cuda, strict=strict)
+    ledger = Ledger(armed=True, work=work, asked={})
+    counted = SyncCount(ledger, warmup, program)
+    start = threading.Thread.start
 
     def scope_of(name: str) -> Scope:
         scope = Scope(name, True, ledger)
@@ -107,20 +147,37 @@ def count_syncs(
         counted.scopes.append(scope)
         return scope
 
-    def counted_run(thread: threading.Thread) -> None:
-        with watched(scope_of(thread.name), None, cuda=cuda, strict=strict):
-            run(thread)
+    def counted_start(thread: threading.Thread) -> None:
+        run = thread.run  # its own, where a subclass has one
 
-    def stepped(*arguments: Any) -> None:
-        counted.step()
+        def counted_run() -> None:
+            with watched(scope_of(thread.name), None, cuda=cuda, strict=strict, boundary=boundary):
+                run()
 
-    hook = register_optimizer_step_post_hook(stepped)
+        thread.run = counted_run  # type: ignore[method-assign]
+        start(thread)
+
+    rounds: set[int] = set()
+
+    def stepped(optimizer: Any, *arguments: Any) -> None:
+        # A step is a round of the loop: a second optimizer of the same round ends none.
+        if not rounds or id(optimizer) in rounds:
+            rounds.clear()
+            counted.step()
+            if steps is not None and counted.steps >= steps:
+                raise SystemExit(0)
+        rounds.add(id(optimizer))
+
+    hook = register_optimizer_step_post_hook(stepped) if by_steps else None
     try:
         with (
-            mock.patch.object(threading.Thread, "run", counted_run),
-            watched(scope_of(role), None, cuda=cuda, strict=strict),
+            mock.patch.object(threading.Thread, "start", counted_start),
+            watched(scope_of(role), None, cuda=cuda, strict=strict, boundary=boundary),
+            simulated_cuda(program) if program else mock.patch.object(dist, "barrier", barrier(dist.barrier)),
+            contextlib.nullcontext() if program or cuda or strict else host_loaders(),
         ):
             yield counted
     finally:
-        hook.remove()
+        if hook is not None:
+            hook.remove()
         ledger.armed = False

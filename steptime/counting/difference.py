@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tabulate import tabulate
-
 from steptime.syncs.scopes import WORK, Place
 
 Counts = dict[tuple[str, str, Place], int]
@@ -38,6 +36,8 @@ def table(rows: Sequence[CountRow], tablefmt: str = "simple") -> str:
     """Role, kind, file:line, function, off, on; a sentence when nothing differs."""
     if not rows:
         return "no difference: the same syncs and the same device work, off and on"
+    from tabulate import tabulate  # Here: a test's fixture counts without it.
+
     body = [(row.role, row.kind, row.place.where, row.place.function, row.off, row.on) for row in rows]
     return tabulate(body, headers=("role", "kind", "file:line", "function", "off", "on"), tablefmt=tablefmt)
 
@@ -47,6 +47,8 @@ def counts_table(counts: CountMap, steps: int = 0, tablefmt: str = "simple", *, 
     chosen = [(key, n) for key, n in counts.items() if work or key[1] not in WORK]
     if not chosen:
         return "no host sync"
+    from tabulate import tabulate
+
     body = [
         (role, kind, place.where, place.function, n / steps if steps else n)
         for (role, kind, place), n in sorted(chosen, key=lambda item: (-item[1], item[0]))

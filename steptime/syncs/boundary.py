@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from steptime.host_memory import PINNED, host_kind
+from steptime.host_memory import PAGEABLE, PINNED, host_kind, mark_host
 from steptime.syncs import scopes as ledger
 from steptime.syncs.rules import is_gapped
 from steptime.syncs.scopes import Scope
@@ -13,7 +15,13 @@ SIMULATED = torch.device("cpu", 0)
 
 
 class Boundary:
-    """Where tensors live: CUDA's own answer, or the marks of `host_memory` on the CPU."""
+    """Where tensors live: CUDA's own answer, or the marks of `host_memory` on the CPU.
+
+    Attributes:
+        name: what a simulated device tensor's `.device` says.
+    """
+
+    name = SIMULATED
 
     def __init__(self, *, cuda: bool, strict: bool = True) -> None:
         self.cuda, self.strict = cuda, strict
@@ -27,6 +35,15 @@ class Boundary:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether host memory is pinned."""
         return tensor.is_pinned() if self.cuda else host_kind(tensor) == PINNED
+
+    def modes(self) -> tuple[Any, Any] | None:
+        """Classes of its function mode and dispatch mode; None: the usual ones."""
+        return None
+
+    def place(self, tensor: torch.Tensor, on_device: bool) -> None:
+        """Write down where fresh memory lives, where tensors do not say so themselves."""
+        if not (self.cuda or on_device) and host_kind(tensor) is None:
+            mark_host(tensor, PAGEABLE)
 
     def names_device(self, device: torch.device | None) -> bool | None:
         """Whether a `device=` argument means the worker's device; None when it does not say."""

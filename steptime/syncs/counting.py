@@ -40,9 +40,16 @@ class PlainDevice:
 
 
 @contextlib.contextmanager
-def watched(scope: Scope, device: WorkerDevice | None, *, cuda: bool, strict: bool = True) -> Iterator[Scope]:
+def watched(
+    scope: Scope,
+    device: WorkerDevice | None,
+    *,
+    cuda: bool,
+    strict: bool = True,
+    boundary: Boundary | None = None,
+) -> Iterator[Scope]:
     """Everything that a counted worker runs under. On the CPU its device is named `cpu:0` meanwhile (see
-    `modes`)."""
+    `modes`), or as a boundary of its own says."""
     if getattr(device, "simulation", None) is not None:
         # A simulated device has modes of its own, which write their waits into the thread's scope.
         outer = current_scope()
@@ -51,9 +58,9 @@ def watched(scope: Scope, device: WorkerDevice | None, *, cuda: bool, strict: bo
         with entered(scope):
             yield scope
         return
-    boundary = Boundary(cuda=cuda, strict=strict)
+    boundary = boundary or Boundary(cuda=cuda, strict=strict)
     named = device.torch if device is not None else None
-    scope.simulated = strict and not cuda
+    scope.simulated = boundary.strict and not boundary.cuda
     if not cuda:
         keep_marks()
     calls.install()

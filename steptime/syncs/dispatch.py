@@ -8,7 +8,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steptime.host_memory import PAGEABLE, host_kind, mark_host, storage_of
+from steptime.host_memory import storage_of
 from steptime.syncs import scopes as ledger
 from steptime.syncs.boundary import Boundary, count_copy
 from steptime.syncs.rules import Operation, operation, sync_kind, tensors_in
@@ -121,15 +121,16 @@ class DispatchCounter(WatchingMode):
         elif host_inputs and on_device and not facts.mixes:
             scope.record("host tensor in a device operation")
         if not on_device:
-            if not boundary.cuda:
-                for tensor in outputs:
-                    if host_kind(tensor) is None:
-                        mark_host(tensor, PAGEABLE)
+            for tensor in outputs:
+                boundary.place(tensor, False)
             return
         fresh = 0
         if outputs and not facts.view:
             known = {_address(tensor) for tensor in inputs}
-            fresh = sum(_address(tensor) not in known for tensor in outputs)
+            for tensor in outputs:
+                if _address(tensor) not in known:
+                    fresh += 1
+                    boundary.place(tensor, True)
         if (
             scope.quiet
             or scope.graph is not None

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from steptime.host_memory import PAGEABLE, PINNED, host_kind, mark_host
+from steptime.host_memory import PINNED, mark_host
 from steptime.syncs import scopes as ledger
-from steptime.syncs.boundary import SIMULATED, Boundary, count_copy
+from steptime.syncs.boundary import Boundary, count_copy
 from steptime.syncs.scopes import Scope, noting
 
 _FACTORIES = {
@@ -154,8 +154,7 @@ class FunctionCounter(TorchFunctionMode):
             if not boundary.cuda and type(source).__module__ == "numpy":
                 made = self._crossed(made, to_device=True)  # as_tensor may share the array's memory
             _count_value_copy(scope, made, made.numel())
-        elif not boundary.cuda and host_kind(made) is None:
-            mark_host(made, PAGEABLE)
+        boundary.place(made, to_device)
         return made
 
     def _factory(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -174,7 +173,7 @@ class FunctionCounter(TorchFunctionMode):
 
     def _device(self, func: Any, args: Any, kwargs: Any) -> Any:
         device = func(*args, **kwargs)
-        return SIMULATED if device.type == "cpu" and self._boundary.is_device(args[0]) else device
+        return self._boundary.name if device.type == "cpu" and self._boundary.is_device(args[0]) else device
 
     def _to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -186,6 +185,8 @@ class FunctionCounter(TorchFunctionMode):
 
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, scope, boundary = args[0], self._scope, self._boundary
+        if tensor.is_meta or _names_meta(args, kwargs):
+            return func(*args, **kwargs)
         wanted, dtype, non_blocking, memory_format = self._parse_to(tensor, *args[1:], **kwargs)
         # `cpu:0` is only a name, at which PyTorch would copy every time: the device goes, the rest of the
         # call stays.
@@ -248,6 +249,17 @@ def _device_argument(kwargs: dict[str, Any]) -> torch.device | None:
     if isinstance(device, int):
         return torch.device("cuda", device)
     return torch.device(device)
+
+
+def _names_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a move goes to the meta device, which holds no values and is neither host nor device."""
+    for word in (*args[1:], *kwargs.values()):
+        if isinstance(word, torch.Tensor):
+            if word.is_meta:
+                return True
+        elif isinstance(word, (str, torch.device)) and str(word).startswith("meta"):
+            return True
+    return False
 
 
 def _has_host_index(index: Any) -> bool:

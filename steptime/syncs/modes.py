@@ -36,6 +36,7 @@ __all__ = ["DispatchCounter", "FunctionCounter", "modes"]
 @contextlib.contextmanager
 def modes(scope: Scope, boundary: Boundary) -> Iterator[None]:
     """Both modes around a worker's loop."""
-    scope.function_mode = FunctionCounter(scope, boundary)
-    with scope.function_mode, DispatchCounter(scope, boundary):
+    functions, operators = boundary.modes() or (FunctionCounter, DispatchCounter)
+    scope.function_mode = functions(scope, boundary)
+    with scope.function_mode, operators(scope, boundary):
         yield

@@ -81,6 +81,8 @@ class Ledger:
     counts: dict[Key, int] = field(default_factory=dict)
     declared: dict[tuple[Key, str], int] = field(default_factory=dict)
     on_sync: Callable[[Key], None] | None = None
+    asked: dict[tuple[str, str, Place], dict[Place, int]] | None = None
+    """Where the user's own code asked for a wait, by role, kind and place; None: not kept."""
 
 
 @dataclass(slots=True)
@@ -174,6 +176,10 @@ class Scope:
             ledger.declared[declared] = ledger.declared.get(declared, 0) + amount
             return
         ledger.counts[key] = ledger.counts.get(key, 0) + amount
+        if ledger.asked is not None and not is_work:
+            asker = asking_place()
+            askers = ledger.asked.setdefault((key.role, kind, key.place), {})
+            askers[asker] = askers.get(asker, 0) + amount
         if not is_work and ledger.on_sync is not None:
             ledger.on_sync(key)
 
@@ -270,6 +276,7 @@ _SKIPPED_FILES = {
     logging.__file__,
 }
 _skips: dict[str, bool] = {}
+_STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 def leave_out(folder: str) -> None:
@@ -295,6 +302,24 @@ def calling_place(depth: int = 1) -> Place:
         frame = frame.f_back  # type: ignore[assignment]
     node = torch._C._current_autograd_node()
     return Place("autograd", 0, node.name() if node is not None else "?")
+
+
+def asking_place() -> Place:
+    """The innermost frame of the user's own tree: no installed package, none of Python's or of the harness'
+    files. Where the stack has none (a backward, a thread of a library), the calling place."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if _is_own(name):
+            return Place(name, frame.f_lineno, frame.f_code.co_qualname)
+        frame = frame.f_back  # type: ignore[assignment]
+    return calling_place(2)
+
+
+@functools.cache
+def _is_own(file: str) -> bool:
+    foreign = ("<", _STDLIB, *_skipped_folders)
+    return not file.startswith(foreign) and "site-packages" + os.sep not in file
 
 
 def _short(file: str) -> str:

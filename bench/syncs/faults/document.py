@@ -65,9 +65,11 @@ On CUDA a tensor says itself where it lives. On the CPU the modes draw the line 
 - A host tensor of one and more dimensions in a device operation would be an error on a GPU; it is counted as
   a fault of its own.
 
-`count_syncs` and `python -m bench syncs` take programs as they are: everything is on the device but what came
-from numpy or Python values and what `.cpu()` returned. A program that names its device `cpu:0` is counted by
-the strict rules.
+`python -m bench syncs` takes programs as they are. Without a GPU the program is told that it has one
+([find-syncs.md](find-syncs.md)): what it puts on `cuda` is on the device, all else is host memory. With
+`--as cpu`, the default of `count_syncs`, the program's CPU is taken for the device: everything but what came
+from numpy, Python values, loaders or `torch.load`, and what `.cpu()` returned. A program that names its
+device `cpu:0` is counted by the strict rules.
 
 A sync on purpose is declared, `with allowed_sync("checkpoint"):`, and counted apart. `dflash train
 --sync-guard log` tells each place once, `disallow` raises there.

@@ -35,7 +35,7 @@ sys.exit(3 if "--leave" in sys.argv else 0)
 
 
 def main(words: list[str]) -> int:
-    return cli.call(["syncs", *words])
+    return cli.call(["syncs", *(["--as", "cpu"] if words else []), *words])
 
 
 @pytest.fixture
@@ -95,10 +95,11 @@ def test_strict_when_the_device_has_a_number() -> None:
 
 
 def test_nothing_stays_behind() -> None:
-    before = threading.Thread.run
-    with pytest.raises(RuntimeError, match="inside"), count_syncs():
-        raise RuntimeError("inside")
-    assert threading.Thread.run is before
+    before = threading.Thread.start, torch.cuda.is_available, torch.Generator
+    for device in ("cpu", "cuda"):
+        with pytest.raises(RuntimeError, match="inside"), count_syncs(device=device):
+            raise RuntimeError("inside")
+    assert (threading.Thread.start, torch.cuda.is_available, torch.Generator) == before
 
 
 def test_script_without_a_sync(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +112,7 @@ def test_script_with_a_sync(script: str, capsys: pytest.CaptureFixture[str], tmp
     assert main(["--json", str(out), "--", script, "--read"]) == 0
     assert "train.py:13" in capsys.readouterr().out
     tree = json.loads(out.read_text())
-    assert tree["schema"] == "dflash-syncs/1"
+    assert tree["schema"] == "steptime-syncs/2"
     assert tree["counts"][0]["where"].endswith("train.py:13 <module>")
     assert main(["--fail", "--", script, "--read"]) == 1
 
@@ -133,7 +134,9 @@ for rows in inputs:
 def test_a_compiled_script_is_counted_compiled_and_its_recompiles_are_syncs(
     growth: int, per_step: float, tmp_path: Path
 ) -> None:
-    from steptime.counting.run_script import report, run
+    from steptime.counting.run_script import run
+    from steptime.counting.sync_report import rows
+    from steptime.counting.sync_report import text as report
 
     torch._dynamo.reset()
     path = tmp_path / "train.py"
@@ -145,7 +148,7 @@ def test_a_compiled_script_is_counted_compiled_and_its_recompiles_are_syncs(
         {"compile", "recompile"} if growth else set()
     ), "forward again, and its backward"
     assert counted.graphs == 2 * counted.steps
-    told = report(counted, work=True)
+    told = report(counted, rows(counted), work=True)
     assert "compiled graph: Linear, 5 nodes" in told
     assert "8 compiled graphs ran; inside one only waits are seen." in told
 

@@ -81,3 +81,35 @@ def test_a_script_that_does_not_train_is_one_line(text: str, said: str, tmp_path
         kind.make_pairs(kind.settings(None, ()))
     with pytest.raises(UserError, match="no such script"):
         find("hf", ["nothing.py"]).settings(None, ())
+
+
+@pytest.mark.thorough
+def test_each_callback_and_logger_of_a_lightning_run_is_counted_by_name() -> None:
+    pytest.importorskip("lightning")
+    script = str(EXAMPLES / "lightning_run.py")
+    arms = {OFF: (), "GradNorms": ("GradNorms",), "Batches": ("Batches",), "CSVLogger": ("CSVLogger",)}
+    counts = find("lightning", [script]).count(
+        {"config": {"words": [script]}, "arms": arms, "all_collectors": False}
+    )
+    off = counts[OFF].syncs
+    assert off is not None
+    found = {name: (one.syncs or 0) - off for name, one in counts.items()}
+    assert (found["GradNorms"], found["Batches"]) == (4 * 4, 0)
+    assert found["CSVLogger"] >= 0
+
+
+def test_a_lightning_run_repeats_bit_for_bit() -> None:
+    pytest.importorskip("lightning")
+    kind = find("lightning", [str(EXAMPLES / "lightning_run.py")])
+    subject = kind.make_pairs(kind.settings(None, ()))
+    assert isinstance(subject, LoopPairs)
+    assert subject.layers["CSVLogger"] == {Layer.TICK}
+    assert set(subject.switches) >= {"GradNorms", "Batches", "CSVLogger"}
+    segments = []
+    subject.open()
+    result = subject.run_pairs((request for request in _norms(8)), segments.append)
+    losses, by_group = dict(result.losses), dict[int, set[float]]()
+    for one in segments:
+        by_group.setdefault(one.group, set()).add(losses[one.first_step])
+    assert [len(values) for values in by_group.values()] == [1] * 4
+    assert len(set.union(*by_group.values())) == 4

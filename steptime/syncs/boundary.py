@@ -45,6 +45,9 @@ class Boundary:
         if not (self.cuda or on_device) and host_kind(tensor) is None:
             mark_host(tensor, PAGEABLE)
 
+    def place_result(self, tensor: torch.Tensor) -> None:
+        """A compiled function gave it: on a device, where it does not say so itself."""
+
     def names_device(self, device: torch.device | None) -> bool | None:
         """Whether a `device=` argument means the worker's device; None when it does not say."""
         if device is None:

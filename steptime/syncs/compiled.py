@@ -174,6 +174,11 @@ def _leave_function(opened: _Open) -> None:
     if region is None:
         return
     result = opened.frame.f_locals.get("result")
+    boundary = getattr(opened.taken[1], "_boundary", None)
+    if region.graphs and boundary is not None:
+        # Generated code allocates past the dispatcher.
+        for tensor in tensors_in((result,)):
+            boundary.place_result(tensor)
     _name_backward(result, region.name)
     for kind in region.compiles:
         _record(scope, kind, region.name)

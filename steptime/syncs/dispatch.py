@@ -118,7 +118,8 @@ class DispatchCounter(WatchingMode):
                 if boundary.cuda
                 else scope.on_device or not boundary.strict
             )
-        elif host_inputs and on_device and not facts.mixes:
+        elif host_inputs and on_device and not facts.mixes and scope.graph is None:
+            # In a graph a host tensor is one that generated code allocated past the dispatcher.
             scope.record("host tensor in a device operation")
         if not on_device:
             for tensor in outputs:

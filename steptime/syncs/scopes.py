@@ -319,7 +319,7 @@ def asking_place() -> Place:
 @functools.cache
 def _is_own(file: str) -> bool:
     foreign = ("<", _STDLIB, *_skipped_folders)
-    return not file.startswith(foreign) and "site-packages" + os.sep not in file
+    return not (file.startswith(foreign) or "site-packages" + os.sep in file or "torchinductor" in file)
 
 
 def _short(file: str) -> str:

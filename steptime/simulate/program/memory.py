@@ -51,6 +51,10 @@ class ProgramBoundary(Boundary):
         for part in _parts(tensor):
             self.place(part, True)
 
+    def place_result(self, tensor: torch.Tensor) -> None:
+        if self._marks and not self.is_device(tensor):
+            self.place(tensor, True)
+
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is on the device."""
         return storage._cdata in self._marks

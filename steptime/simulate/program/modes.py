@@ -30,6 +30,7 @@ class ProgramFunctions(FunctionCounter):
                 func(*args, **kwargs) and not boundary.is_device(args[0])
             ),
             _T.get_device: lambda func, args, kwargs: 0 if boundary.is_device(args[0]) else func(*args),
+            _T.grad.__get__: self._grad,  # type: ignore[attr-defined]
             _T.cuda: self._cuda,
             _T.pin_memory: self._pin,
             _T.is_pinned: lambda func, args, kwargs: boundary.is_pinned(args[0]),
@@ -104,6 +105,13 @@ class ProgramFunctions(FunctionCounter):
         if host_kind(tensor) == PINNED:
             return tensor
         return mark_host(self._crossed(tensor, to_device=False), PINNED)
+
+    def _grad(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Where its tensor is, also when code that torch generated made it unseen."""
+        found = func(*args, **kwargs)
+        if found is not None and self._boundary.is_device(args[0]) and not self._boundary.is_device(found):
+            self._boundary.place(found, True)
+        return found
 
     def _deepcopy(self, func: Any, args: Any, kwargs: Any) -> Any:
         made = func(*args, **kwargs)

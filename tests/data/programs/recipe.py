@@ -13,6 +13,8 @@ if habit == "cpu":
     device = "cpu"
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).to(device)
+if habit in ("inductor", "aot_eager"):
+    model = torch.compile(model, backend=habit)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 inputs, labels = torch.randn(128, 8), torch.randint(0, 3, (128,))
 if habit == "numpy":
@@ -41,7 +43,10 @@ for x, y in loader:
     with torch.autocast(device, dtype=torch.float16, enabled=habit == "float16"):
         loss = nn.functional.cross_entropy(model(x), y)
     scaler.scale(loss).backward()
-    if habit == "clipped" and nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 100:
+    if (
+        habit in ("clipped", "inductor", "aot_eager")
+        and nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 100
+    ):
         print("large")
     scaler.step(optimizer)
     scaler.update()
@@ -52,6 +57,8 @@ for x, y in loader:
         running += loss.detach()
         running.item()
         torch.tensor([1.0, 2.0], device=device)
+    if habit in ("inductor", "aot_eager"):
+        loss.item()
     if habit == "accepted":
         loss.item()  # sync-ok: the schedule needs the loss
     if habit == "crash" and optimizer.state[model[0].weight]["step"] == 7:

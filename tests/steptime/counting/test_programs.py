@@ -25,7 +25,16 @@ PROGRAMS = {
     "running": {"item()": 1, TO_DEVICE: 1},
     "float16": {"item()": 1},
     "accepted": {TO_DEVICE: 2, "item()": 1},
+    "aot_eager": {TO_DEVICE: 2, "truth test": 1, "item()": 1},
 }
+FRAMEWORKS = {
+    "trainer": ("accelerate", {TO_DEVICE: 3, "truth test": 3}),
+    "trainer log": ("accelerate", {TO_DEVICE: 3, "truth test": 1, "item()": 2}),
+    "accelerate": ("accelerate", {"item()": 1}),
+    "lightning": ("lightning", {PAGEABLE: 2}),
+    "lightning bar": ("lightning", {PAGEABLE: 2, "item()": 1}),
+}
+"""Program, its library, and the waits of a step by that library's source."""
 
 
 def counted(tmp_path: Path, words: list[str], *options: str) -> tuple[int, dict[str, float], dict]:
@@ -46,6 +55,18 @@ def test_a_program_is_charged_what_a_gpu_would_wait_for(
     _, found, tree = counted(tmp_path, [RECIPE, habit], "--steps", "4")
     assert found == PROGRAMS[habit]
     assert (tree["steps"], tree["simulated"]) == (4, True)
+
+
+@pytest.mark.parametrize("words", FRAMEWORKS)
+def test_a_frameworks_run_is_charged_what_a_gpu_would_wait_for(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, expected = FRAMEWORKS[words]
+    pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    script = str(Path(RECIPE).with_name("framework.py"))
+    _, found, _ = counted(tmp_path, [script, *words.split()], "--steps", "4")
+    assert found == expected
 
 
 def test_a_program_that_never_uses_the_device_is_no_zero(capsys: pytest.CaptureFixture[str]) -> None:

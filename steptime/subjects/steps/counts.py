@@ -14,9 +14,6 @@ from steptime.subjects.steps.hold import reset_random, weights_held
 from steptime.subjects.steps.loop import Loop, Switches
 from steptime.syncs.scopes import ALLOCATION, COPY_TO_DEVICE, COPY_TO_HOST, OPERATION
 
-EVERYTHING = 1 << 60
-"""Steps of optimizers do not bound what is counted here; whole steps of the loop do."""
-
 
 class _Arms:
     """Hands of the counted loop: a warm-up cycle of each arm, then the cycle that is counted."""
@@ -53,11 +50,7 @@ class _Arms:
         return bool(self._left)
 
     def _read(self) -> Counts:
-        finished, self._counted.finished = self._counted.finished, EVERYTHING
-        try:
-            return self._counted.counts
-        finally:
-            self._counted.finished = finished
+        return self._counted.counts
 
 
 def count(
@@ -70,7 +63,7 @@ def count(
         arms: name -> switches that are on.
         everything: the arm `all` means all that this loop has.
     """
-    with count_syncs(work=True) as counted:
+    with count_syncs(work=True, by_steps=False) as counted:
         loop = make()
         wanted = {
             name: list(loop.switches) if everything and name == ALL else on for name, on in arms.items()

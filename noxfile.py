@@ -161,3 +161,11 @@ def acceptance(session: nox.Session) -> None:
     """Train a target, regenerate answers, train a drafter, measure acceptance on held-out prompts."""
     install(session)
     session.run("python", "-m", "bench.acceptance", *session.posargs)
+
+
+@nox.session
+def frameworks(session: nox.Session) -> None:
+    """Whole runs of other people's frameworks under the counter; `tests` skips those that are not there."""
+    install_tests(session)
+    session.install("accelerate==1.15.*", "lightning==2.6.*", "torchmetrics==1.9.*")
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests/steptime/counting/test_programs.py"]))

@@ -30,7 +30,7 @@ class ProgramFunctions(FunctionCounter):
                 func(*args, **kwargs) and not boundary.is_device(args[0])
             ),
             _T.get_device: lambda func, args, kwargs: 0 if boundary.is_device(args[0]) else func(*args),
-            _T.grad.__get__: self._grad,  # type: ignore[attr-defined]
+            _T.grad.__get__: self._grad,  # type: ignore[union-attr]
             _T.cuda: self._cuda,
             _T.pin_memory: self._pin,
             _T.is_pinned: lambda func, args, kwargs: boundary.is_pinned(args[0]),

@@ -16,7 +16,7 @@ from steptime.errors import UserError
 from steptime.host_memory import _has_cuda
 from steptime.simulate.program.memory import NAME, ProgramBoundary
 from steptime.syncs.calls import STREAM
-from steptime.syncs.scopes import DEVICE, EVENT, current_scope
+from steptime.syncs.scopes import DEVICE, EVENT, current_scope, noting
 
 DEVICE_NAME = "Simulated CUDA device"
 _MEMORY_BYTES = 80 * 2**30
@@ -262,6 +262,36 @@ def barrier(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _buckets(boundary: ProgramBoundary) -> list[tuple[Any, str, Any]]:
+    """C++ makes the buckets of `DistributedDataParallel`, where its parameters are."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    init, rebuild = DistributedDataParallel._ddp_init_helper, dist.Reducer._rebuild_buckets
+    reducers: set[int] = set()
+
+    def placed(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        scope = current_scope()
+        if scope is None:
+            return call(*arguments, **named)
+        with noting(scope, placing="device"):
+            return call(*arguments, **named)
+
+    def begin(self: Any, parameters: Any, *rest: Any, **named: Any) -> None:
+        if not boundary.is_device(parameters[0]):
+            init(self, parameters, *rest, **named)
+            return
+        placed(init, self, parameters, *rest, **named)
+        reducers.add(id(self.reducer))
+
+    def again(self: Any) -> Any:
+        return placed(rebuild, self) if id(self) in reducers else rebuild(self)
+
+    return [
+        (DistributedDataParallel, "_ddp_init_helper", begin),
+        (dist.Reducer, "_rebuild_buckets", again),
+    ]
+
+
 def _cpu_for_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
     """A function of autocast whose first argument may name the device type."""
 
@@ -305,6 +335,7 @@ def simulated_cuda(boundary: ProgramBoundary) -> Iterator[None]:
             (dist, "init_process_group", _nccl_as_gloo(dist.init_process_group)),
             (dist, "is_nccl_available", _always(True)),
             (dist, "barrier", barrier(dist.barrier)),
+            *_buckets(boundary),
         ]
     with contextlib.ExitStack() as stack:
         for owner, name, value in answers:

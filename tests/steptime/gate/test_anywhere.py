@@ -15,7 +15,6 @@ from steptime.gate.counters import added, count_both
 from steptime.gate.verdict import Options
 from steptime.machine.commit import git
 from steptime.progress import Reporter
-from steptime.records.types import ExitCode
 from steptime.subjects.steps.kind import StepsKind
 
 QUIET = Reporter(quiet=True)
@@ -97,8 +96,10 @@ def test_a_gate_finds_a_planted_sync_and_passes_nothing(
     settings = kind.settings(None, ())
     options = Options("HEAD^1", settings, kind, minutes=0.05, launches=2, out=str(tmp_path / "out"))
     receipt = run_gate(options, QUIET)
-    assert (receipt.exit_code is ExitCode.OVER) == over
-    assert not any("differs" in reason or "incomplete" in reason for reason in receipt.reasons)
+    # Two launches are too few for a verdict on the time; the counts are exact.
+    assert receipt.pairs
+    assert any("head: syncs rose by 2" in reason for reason in receipt.reasons) == over
+    assert not any("comparable" in reason or "rose by" in reason for reason in receipt.reasons if not over)
 
 
 @pytest.mark.thorough

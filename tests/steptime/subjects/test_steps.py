@@ -159,3 +159,11 @@ def test_name_digest_and_commit_are_the_users(tmp_path: Path, monkeypatch: pytes
     assert mine.settings(None, ()).digest() != other.settings(None, ()).digest()
     assert mine.settings(None, ()).digest() == StepsKind("train.py").settings(None, ()).digest()
     assert mine.in_tree().name == "a/train.py"
+
+
+def test_the_example_of_a_plain_loop_is_counted() -> None:
+    kind = StepsKind(str(Path(__file__).parents[3] / "examples/plain_loop.py"))
+    arms = {OFF: (), "norms": ("norms",), "histograms": ("histograms",)}
+    counts = kind.count({"config": {}, "arms": arms, "all_collectors": False})
+    syncs = {name: found.syncs for name, found in counts.items()}
+    assert syncs == {OFF: 0, "norms": 4 * LAYERS, "histograms": LAYERS}

@@ -168,4 +168,5 @@ def frameworks(session: nox.Session) -> None:
     """Whole runs of other people's frameworks under the counter; `tests` skips those that are not there."""
     install_tests(session)
     session.install("accelerate==1.15.*", "lightning==2.6.*", "torchmetrics==1.9.*")
-    session.run("python", "-m", "pytest", *(session.posargs or ["tests/steptime/counting/test_programs.py"]))
+    session.install("diffusers==0.42.*", "peft==0.21.*")
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests/steptime/counting"]))

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,8 @@ def fit(sizes: Sequence[float], values: Sequence[float]) -> Line:
 def measure(name: str, rounds: int) -> Axis:
     """Time and memory along one axis."""
     sizes = AXES[name]
-    shapes = [replace(BASE, **{name: size}) for size in sizes]
+    changes: list[dict[str, Any]] = [{name: size} for size in sizes]
+    shapes = [replace(BASE, **change) for change in changes]
     steps = {str(size): make_step(shape)[0] for size, shape in zip(sizes, shapes, strict=True)}
     for step in steps.values():
         for _ in range(2):

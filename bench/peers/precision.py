@@ -82,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         (f"{(i + 1) * tenth}", f"{a:.4f}", f"{b:.4f}", f"{b / a - 1.0:+.2%}")
         for i, (a, b) in enumerate(zip(means["fp32"], means["bf16"], strict=True))
     ]
-    headers = ("up to step", "float32 loss", "bfloat16 loss", "difference")
-    print(tabulate(body, headers=headers, tablefmt="github", disable_numparse=True))
+    columns = ("up to step", "float32 loss", "bfloat16 loss", "difference")
+    print(tabulate(body, headers=columns, tablefmt="github", disable_numparse=True))
     if options.json:
         options.json.write_text(json.dumps({"schema": "dflash-precision/1", **curves}), encoding="utf-8")
     return 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -53,7 +53,7 @@ class SyncCount:
 
     @property
     def device_unused(self) -> bool:
-        """CUDA was simulated, and the program put nothing there: its counts say nothing."""
+        """CUDA was simulated, and the program put nothing there: its CPU was taken for the device."""
         return self._program is not None and not self._program.placed
 
     @property
@@ -135,9 +135,10 @@ def count_syncs(
     real = torch.cuda.is_available()
     named = torch.device(device) if device else torch.device("cuda" if real else "cpu")
     cuda, strict = named.type == "cuda" and real, named.index is not None
-    program = ProgramBoundary() if named.type == "cuda" and not real else None
-    boundary = program or Boundary(cuda=cuda, strict=strict)
     ledger = Ledger(armed=True, work=work, asked={})
+    simulates = named.type == "cuda" and not real
+    program = ProgramBoundary(lambda: _forget(ledger)) if simulates else None
+    boundary = program or Boundary(cuda=cuda, strict=strict)
     counted = SyncCount(ledger, warmup, program)
     start = threading.Thread.start
 
@@ -151,7 +152,9 @@ def count_syncs(
         run = thread.run  # its own, where a subclass has one
 
         def counted_run() -> None:
-            with watched(scope_of(thread.name), None, cuda=cuda, strict=strict, boundary=boundary):
+            with watched(
+                scope_of(thread.name), None, cuda=cuda, strict=strict, boundary=boundary, hooks=False
+            ):
                 run()
 
         thread.run = counted_run  # type: ignore[method-assign]
@@ -174,10 +177,22 @@ def count_syncs(
             mock.patch.object(threading.Thread, "start", counted_start),
             watched(scope_of(role), None, cuda=cuda, strict=strict, boundary=boundary),
             simulated_cuda(program) if program else mock.patch.object(dist, "barrier", barrier(dist.barrier)),
-            contextlib.nullcontext() if program or cuda or strict else host_loaders(),
+            contextlib.nullcontext() if cuda or strict else host_loaders(_loose(program)),
         ):
             yield counted
     finally:
         if hook is not None:
             hook.remove()
         ledger.armed = False
+
+
+def _forget(ledger: Ledger) -> None:
+    """Nothing was on a device before now."""
+    ledger.counts.clear()
+    if ledger.asked is not None:
+        ledger.asked.clear()
+
+
+def _loose(program: ProgramBoundary | None) -> Callable[[], bool]:
+    """Whether the CPU is taken for the device just now."""
+    return (lambda: True) if program is None else (lambda: not program.used)

@@ -32,12 +32,12 @@ class HostSyncs:
         Raises:
             UserError: nothing was put on the device, so that no count would prove anything.
         """
-        from steptime.counting.sync_report import nothing_counted, rows
+        from steptime.counting.sync_report import UNUSED, rows
         from steptime.errors import UserError
 
-        missing = nothing_counted(self._counted)
-        if missing:
-            raise UserError(missing.replace("--as cpu", "host_syncs_as = cpu"))
+        if self._counted.device_unused:
+            told = f"{UNUSED}: move the model and the batch to cuda, or set host_syncs_as = cpu"
+            raise UserError(told)
         return rows(self._counted, self._accepted)
 
     @property

@@ -63,8 +63,13 @@ def rows(counted: SyncCount, accepted: Sequence[Accepted] = ()) -> list[Row]:
 
 
 def head(counted: SyncCount) -> str:
-    """How many, in one line."""
+    """How many, and by which rules."""
     where = " (CUDA simulated)" if counted.simulated else ""
+    if counted.device_unused:
+        where = (
+            f"\n{UNUSED}: its CPU was taken for one. Where it asks for the CPU itself\n(use_cpu=True, "
+            "accelerator='cpu'), a run without that is counted more exactly"
+        )
     if counted.steps:
         return (
             f"{counted.total / counted.steps:g} host syncs in each of {counted.steps} steps (after "
@@ -73,14 +78,12 @@ def head(counted: SyncCount) -> str:
     return f"{counted.total} host syncs in the whole run, which took no optimizer step{where}"
 
 
+UNUSED = "the program put nothing on the simulated CUDA device"
+"""Then its CPU was taken for the device (`ProgramBoundary`)."""
+
+
 def nothing_counted(counted: SyncCount) -> str:
     """Why there are no counts, in one line; empty when there are."""
-    if counted.device_unused:
-        return (
-            "nothing was counted: the program put nothing on the simulated CUDA device; let it use cuda (no "
-            "use_cpu=True, accelerator='cpu' or device='cpu'), or count with --as cpu, which takes its CPU "
-            "for the device"
-        )
     if counted.steps or not counted.finished:
         return ""
     return (

@@ -47,9 +47,15 @@ def watched(
     cuda: bool,
     strict: bool = True,
     boundary: Boundary | None = None,
+    hooks: bool = True,
 ) -> Iterator[Scope]:
     """Everything that a counted worker runs under. On the CPU its device is named `cpu:0` meanwhile (see
-    `modes`), or as a boundary of its own says."""
+    `modes`), or as a boundary of its own says.
+
+    Args:
+        hooks: wrap the entry points of `calls` meanwhile. A thread leaves that to who started it, whom
+            it may outlive.
+    """
     if getattr(device, "simulation", None) is not None:
         # A simulated device has modes of its own, which write their waits into the thread's scope.
         outer = current_scope()
@@ -60,10 +66,11 @@ def watched(
         return
     boundary = boundary or Boundary(cuda=cuda, strict=strict)
     named = device.torch if device is not None else None
-    scope.simulated = boundary.strict and not boundary.cuda
+    scope.simulated = boundary.modes() is not None or (boundary.strict and not boundary.cuda)
     if not cuda:
         keep_marks()
-    calls.install()
+    if hooks:
+        calls.install()
     try:
         if device is not None and not cuda:
             device.torch = SIMULATED
@@ -72,7 +79,8 @@ def watched(
     finally:
         if device is not None and named is not None:
             device.torch = named
-        calls.uninstall()
+        if hooks:
+            calls.uninstall()
 
 
 class CountingScopes:

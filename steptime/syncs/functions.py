@@ -236,6 +236,9 @@ class FunctionCounter(TorchFunctionMode):
 
 
 def _count_value_copy(scope: Scope, made: torch.Tensor, elements: int) -> None:
+    """Python values go to the device: a pageable copy that waits. Of no values nothing goes."""
+    if not elements:
+        return
     scope.record(ledger.COPY_TO_DEVICE)
     scope.record(ledger.BYTES_TO_DEVICE, elements * made.element_size())
     scope.record("blocking copy to device")

@@ -53,13 +53,27 @@ def _loaded(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _while(active: Callable[[], bool], original: Callable[..., Any], wrap: Callable[..., Any]) -> Any:
+    wrapped = wrap(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (wrapped if active() else original)(*args, **kwargs)
+
+    return call
+
+
 @contextlib.contextmanager
-def host_loaders() -> Iterator[None]:
-    """Around the program."""
+def host_loaders(active: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Around the program.
+
+    Args:
+        active: whether the CPU is taken for the device just now.
+    """
     base = dataloader._BaseDataLoaderIter
     with (
-        mock.patch.object(base, "__next__", _batch(base.__next__)),
-        mock.patch.object(base, "__init__", _on_host(base.__init__)),
-        mock.patch.object(torch, "load", _loaded(torch.load)),
+        mock.patch.object(base, "__next__", _while(active, base.__next__, _batch)),
+        mock.patch.object(base, "__init__", _while(active, base.__init__, _on_host)),
+        mock.patch.object(torch, "load", _while(active, torch.load, _loaded)),
     ):
         yield

@@ -3,12 +3,13 @@ what loaders, samplers, worker processes and `torch.load` make needs no mark."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from steptime.host_memory import storage_of
+from steptime.host_memory import host_kind, storage_of
 from steptime.syncs.boundary import Boundary
 
 NAME = torch.device("cuda", 0)
@@ -18,16 +19,32 @@ _SWEEP_EVERY = 4096
 class ProgramBoundary(Boundary):
     """The boundary of a program that believes that it has one CUDA device.
 
+    Until the program first puts something on CUDA, its CPU is taken for the device by the loose rules: a
+    program that never does (`use_cpu=True`) is still counted. What was counted before that moment is dropped,
+    since nothing waits for a device with nothing on it.
+
+    Args:
+        on_first_use: called once, at that moment.
+
     Attributes:
-        placed: storages that were ever put on the device; 0: the program never used it.
+        used: the program has put something on CUDA.
+        placed: storages that were ever put on the device.
     """
 
     name = NAME
 
-    def __init__(self) -> None:
-        super().__init__(cuda=False, strict=True)
+    def __init__(self, on_first_use: Callable[[], None] = lambda: None) -> None:
+        super().__init__(cuda=False, strict=False)
         self._marks: dict[int, StorageWeakRef] = {}
+        self._on_first_use = on_first_use
+        self.used = False
         self.placed = 0
+
+    def use(self) -> None:
+        """The program puts something on CUDA."""
+        if not self.used:
+            self.used = self.strict = True
+            self._on_first_use()
 
     def modes(self) -> tuple[Any, Any]:
         from steptime.simulate.program.modes import ProgramDispatch, ProgramFunctions
@@ -35,13 +52,23 @@ class ProgramBoundary(Boundary):
         return ProgramFunctions, ProgramDispatch
 
     def is_device(self, tensor: torch.Tensor) -> bool:
+        """Whether its memory stands for the device's; before the first use, whether the CPU's would."""
+        if not self.used:
+            return not tensor.is_meta and host_kind(tensor) is None
+        return self.is_cuda(tensor)
+
+    def is_cuda(self, tensor: torch.Tensor) -> bool:
+        """Whether it was put on CUDA: what the program itself is told."""
         storage = storage_of(tensor)
         if storage is not None:
             return storage._cdata in self._marks
         parts = _parts(tensor)
-        return bool(parts) and self.is_device(parts[0])
+        return bool(parts) and self.is_cuda(parts[0])
 
     def place(self, tensor: torch.Tensor, on_device: bool) -> None:
+        if not self.used:
+            super().place(tensor, on_device)
+            return
         if not on_device or tensor.device.type != "cpu":
             return
         storage = storage_of(tensor)
@@ -61,6 +88,7 @@ class ProgramBoundary(Boundary):
 
     def place_storage(self, storage: torch.UntypedStorage) -> None:
         """Write down that it is on the device."""
+        self.use()
         # The weak reference keeps a dead storage's address from naming another one.
         self._marks[storage._cdata] = StorageWeakRef(storage)
         self.placed += 1
@@ -75,7 +103,10 @@ class ProgramBoundary(Boundary):
             return None
         if device.type == "cuda" and (device.index or 0) > 0:
             raise RuntimeError(f"CUDA error: invalid device ordinal: {device} (one device is simulated)")
-        return device.type == "cuda"
+        if device.type == "cuda":
+            self.use()
+            return True
+        return None if device.type == "cpu" and not self.used else False
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from steptime.host_memory import PINNED, host_kind, mark_host
 from steptime.simulate.program.memory import NAME, ProgramBoundary
 from steptime.syncs.boundary import count_copy
 from steptime.syncs.dispatch import DispatchCounter
-from steptime.syncs.functions import FunctionCounter, _device_argument
+from steptime.syncs.functions import FunctionCounter, _count_value_copy, _device_argument
 from steptime.syncs.rules import operation
 from steptime.syncs.scopes import Scope, noting
 
@@ -24,12 +25,14 @@ class ProgramFunctions(FunctionCounter):
 
     def __init__(self, scope: Scope, boundary: ProgramBoundary) -> None:
         super().__init__(scope, boundary)
+        self._program = boundary
         self._handlers |= {
-            _T.is_cuda.__get__: lambda func, args, kwargs: boundary.is_device(args[0]),  # type: ignore[attr-defined]
+            _T.device.__get__: self._device,  # type: ignore[attr-defined]
+            _T.is_cuda.__get__: lambda func, args, kwargs: boundary.is_cuda(args[0]),  # type: ignore[attr-defined]
             _T.is_cpu.__get__: lambda func, args, kwargs: (  # type: ignore[attr-defined]
-                func(*args, **kwargs) and not boundary.is_device(args[0])
+                func(*args, **kwargs) and not boundary.is_cuda(args[0])
             ),
-            _T.get_device: lambda func, args, kwargs: 0 if boundary.is_device(args[0]) else func(*args),
+            _T.get_device: lambda func, args, kwargs: 0 if boundary.is_cuda(args[0]) else func(*args),
             _T.grad.__get__: self._grad,  # type: ignore[union-attr]
             _T.cuda: self._cuda,
             _T.pin_memory: self._pin,
@@ -52,13 +55,16 @@ class ProgramFunctions(FunctionCounter):
 
     def _factory(self, func: Any, args: Any, kwargs: Any) -> Any:
         device = _device_argument(kwargs) or default_device.CURRENT_DEVICE
-        return self._placed(func, args, kwargs, bool(self._boundary.names_device(device)))
+        wanted = self._boundary.names_device(device)
+        return self._placed(func, args, kwargs, not self._boundary.strict if wanted is None else wanted)
 
     def _like(self, func: Any, args: Any, kwargs: Any) -> Any:
         wanted = self._boundary.names_device(_device_argument(kwargs))
-        return self._placed(
-            func, args, kwargs, self._boundary.is_device(args[0]) if wanted is None else wanted
-        )
+        if wanted is None:
+            # Of something on `meta` it is new memory, as from a factory.
+            fresh = args[0].is_meta and "device" in kwargs
+            wanted = not self._boundary.strict if fresh else self._boundary.is_device(args[0])
+        return self._placed(func, args, kwargs, wanted)
 
     def _placed(self, func: Any, args: Any, kwargs: Any, on_device: bool) -> Any:
         pin = not on_device and bool(kwargs.pop("pin_memory", False))
@@ -77,6 +83,8 @@ class ProgramFunctions(FunctionCounter):
         else:
             device = device or default_device.CURRENT_DEVICE
         source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+        if not self._program.used and _is_cpu(device) and not _in_optimizer():
+            return self._to_own_cpu(func, args, kwargs, source)
         if not isinstance(source, _T):
             named = {} if device is None else {"device": device}
             return super()._from_values(_at_host(func), args, {**kwargs, **named})
@@ -86,6 +94,15 @@ class ProgramFunctions(FunctionCounter):
         if self._boundary.names_device(device) != self._boundary.is_device(source):
             source = self._to(_T.to, (source, device), {})
         return func(source, *args[1:], **{**rest, "device": _HOST})
+
+    def _to_own_cpu(self, func: Any, args: Any, kwargs: Any, source: Any) -> Any:
+        """A program without CUDA names its device so: the values go there."""
+        crosses = not isinstance(source, _T) or not self._boundary.is_device(source)
+        with self._noting(quiet=self._scope.quiet + 1, placing="device"):
+            made = func(*args, **kwargs)
+        if crosses:
+            _count_value_copy(self._scope, made, made.numel())
+        return made
 
     def _parse_to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[bool, Any, bool, Any]:
         if args and isinstance(args[0], int) and not isinstance(args[0], bool):
@@ -100,7 +117,7 @@ class ProgramFunctions(FunctionCounter):
 
     def _pin(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if self._boundary.is_device(tensor):
+        if self._program.is_cuda(tensor):
             raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
         if host_kind(tensor) == PINNED:
             return tensor
@@ -109,13 +126,16 @@ class ProgramFunctions(FunctionCounter):
     def _grad(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Where its tensor is, also when code that torch generated made it unseen."""
         found = func(*args, **kwargs)
-        if found is not None and self._boundary.is_device(args[0]) and not self._boundary.is_device(found):
+        if found is not None and self._program.is_cuda(args[0]) and not self._program.is_cuda(found):
             self._boundary.place(found, True)
         return found
 
+    def _device(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return NAME if self._program.is_cuda(args[0]) else func(*args, **kwargs)
+
     def _deepcopy(self, func: Any, args: Any, kwargs: Any) -> Any:
         made = func(*args, **kwargs)
-        if isinstance(made, _T):
+        if isinstance(made, _T) and self._program.used:
             self._boundary.place(made, self._boundary.is_device(args[0]))
         return made
 
@@ -150,6 +170,16 @@ class ProgramDispatch(DispatchCounter):
     def _follows(self, args: Any) -> bool:
         """C++ repeats a tensor's own device, which it takes for the CPU."""
         return any(isinstance(one, _T) and self._boundary.is_device(one) for one in args)
+
+
+def _is_cpu(device: torch.device | None) -> bool:
+    return device is not None and device.type == "cpu"
+
+
+def _in_optimizer() -> bool:
+    """Whether torch's own optimizer calls: it counts its steps on the host."""
+    file = sys._getframe(3).f_code.co_filename.replace("\\", "/")
+    return "/torch/optim/" in file
 
 
 def _moves(kwargs: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steptime.errors import UserError
 from steptime.machine.commit import git
@@ -19,9 +19,10 @@ from steptime.records.types import ExactCounts
 from steptime.subjects.injection import Injection
 from steptime.subjects.pairs import PairSubject
 from steptime.subjects.protocol import Doors, Named, Settings, refuse_settings
-from steptime.subjects.steps.hold import reset_random
-from steptime.subjects.steps.loop import Loop, LoopPairs, devices_of
 from steptime.subjects.steps.steps import Steps
+
+if TYPE_CHECKING:
+    from steptime.subjects.steps.loop import Loop
 
 ATTRIBUTE = "make"
 
@@ -46,6 +47,8 @@ class LoopKind:
 
     def devices(self, settings: Any) -> Sequence[str]:
         """By the machine: the loop is not built for the asking."""
+        from steptime.subjects.steps.loop import devices_of  # heavy: torch, as below
+
         return devices_of(Steps(step=lambda i: None))
 
     def make_pairs(
@@ -58,6 +61,8 @@ class LoopKind:
     ) -> PairSubject:
         if plant:
             raise UserError("--plant needs the trainer: nothing is planted into a loop of yours")
+        from steptime.subjects.steps.loop import LoopPairs
+
         return LoopPairs(self.name, self.build(settings), injections)
 
     def counted_as(self, settings: Any) -> Mapping[str, Any]:
@@ -77,6 +82,8 @@ class LoopKind:
 
     def trace(self, settings: Any, steps: int) -> list[tuple[int, float, float]]:
         """The first steps with the rate that the user set; the gradient norm is the loop's own affair."""
+        from steptime.subjects.steps.hold import reset_random
+
         loop, rows = self.build(settings), list[tuple[int, float, float]]()
 
         def boundary(loss: Any) -> bool:
@@ -134,6 +141,8 @@ class StepsKind(LoopKind):
         return Named(name, digest.hexdigest()[:12])
 
     def build(self, settings: Any) -> Loop:
+        from steptime.subjects.steps.hold import reset_random
+
         attribute = self._attribute or ATTRIBUTE
         try:
             reset_random(0)  # so that both sides of a gate begin alike

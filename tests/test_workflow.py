@@ -154,23 +154,51 @@ def test_each_command_is_one(job: str) -> None:
                 assert all(f'"{option}"' in known for option in options)
                 assert (ROOT / words[3]).exists()
                 judged.append("pytest")
+            elif words[0] == "printf":
+                assert command == "printf '%s' \"$BODY\" > pull-request.txt", "text goes through a file alone"
             else:
                 assert words == ["python", "-m", "pip", "install", "nox"], f"no check for {command!r}"
     assert judged == {"gate": ["gate"], "nightly": ["bench", "pytest", "selfcheck", "baseline"]}[job]
 
 
 @pytest.mark.parametrize(
-    ("result", "green"), [("success", True), ("failure", False), ("cancelled", False), ("skipped", False)]
+    ("result", "asked", "accepted", "green"),
+    [
+        ("success", "false", "skipped", True),
+        ("failure", "false", "skipped", False),
+        ("cancelled", "false", "skipped", False),
+        ("skipped", "false", "skipped", False),
+        ("success", "true", "success", True),
+        ("success", "true", "skipped", False),
+        ("success", "true", "failure", False),
+        ("success", "false", "failure", False),
+        ("failure", "true", "success", False),
+    ],
 )
-def test_one_check_stands_for_all_gates(result: str, green: bool) -> None:
+def test_one_check_stands_for_all_gates(result: str, asked: str, accepted: str, green: bool) -> None:
     """A matrix has other jobs for a fork, so none of them can be required."""
     job = jobs()["verdict"]
-    assert job["needs"] == "gate"
+    assert job["needs"] == ["gate", "accepted"]
     assert job["if"].startswith("always()")
     assert job["name"] == "gate"
     (step,) = job["steps"]
-    assert step["env"] == {"RESULT": "${{ needs.gate.result }}"}
-    assert (subprocess.run(["bash", "-ec", step["run"]], env={"RESULT": result}).returncode == 0) is green
+    says = "contains(github.event.pull_request.body, 'Bench-Accept:')"
+    assert step["env"] == {
+        "RESULT": "${{ needs.gate.result }}",
+        "ACCEPTED": "${{ needs.accepted.result }}",
+        "ASKED": f"${{{{ {says} }}}}",
+    }
+    environment = {"RESULT": result, "ACCEPTED": accepted, "ASKED": asked}
+    assert (subprocess.run(["bash", "-ec", step["run"]], env=environment).returncode == 0) is green
+    assert says in jobs()["accepted"]["if"], "the same question decides whether a reviewer is asked"
+
+
+def test_what_a_text_lets_through_waits_for_a_reviewer() -> None:
+    job = jobs()["accepted"]
+    assert job["environment"] == "bench-accept"
+    triggers = yaml.safe_load(TEXT)[True]["pull_request"]["types"]
+    assert {"edited", "synchronize", "opened", "reopened"} <= set(triggers), "a new text needs a new approval"
+    assert "environment `bench-accept`" in (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
 
 
 def test_the_tests_are_run_as_the_readme_says() -> None:

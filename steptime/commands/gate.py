@@ -14,6 +14,7 @@ from steptime import arguments, run_files
 from steptime.arguments import option, to_budget, to_minutes, to_natural
 from steptime.errors import UserError
 from steptime.gate import anywhere
+from steptime.gate.accept import Accepted, parse_text
 from steptime.gate.session import gather
 from steptime.gate.verdict import COMPARED_STEPS, MINUTES, GateEvidence, Options, make_receipt
 from steptime.gate.worktrees import NoHarness, checked_out
@@ -62,6 +63,10 @@ def gate(
         int,
         option("--compare-steps N", "training steps compared first (default 12)", to_natural),
     ] = COMPARED_STEPS,
+    accept_from: Annotated[
+        Path | None,
+        option("--accept-from FILE", "a pull request's text; its lines `Bench-Accept: ...` are allowances"),
+    ] = None,
     subject: arguments.Subject = None,
     install: Annotated[
         str,
@@ -77,6 +82,9 @@ def gate(
     allowances = _allowances(allow_count or (), reason)
     if numerics is Numerics.CHANGED and not reason:
         raise UserError("--numerics changed: say why with --reason")
+    accepted = _accepted(accept_from)
+    if accepted.numerics is not Numerics.SAME and numerics is not Numerics.SAME:
+        raise UserError("--numerics and the text of --accept-from both say how losses are compared")
     kind = find(subject)
     options = Options(
         base=base,
@@ -88,14 +96,23 @@ def gate(
         kind=kind,
         inject=inject and f"{parsed.percent:g}@{parsed.place}",
         launches=launches or None,
-        numerics=numerics,
-        numerics_reason=reason,
+        numerics=numerics if accepted.numerics is Numerics.SAME else accepted.numerics,
+        numerics_reason=reason or accepted.reason,
         compare_steps=max(1, compare_steps),
-        allowances=allowances,
+        allowances=(*allowances, *accepted.allowances),
         install=install,
         head_subject=head_subject,
     )
     return int(run_gate(options, Reporter()).exit_code)
+
+
+def _accepted(path: Path | None) -> Accepted:
+    if path is None:
+        return Accepted()
+    try:
+        return parse_text(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--accept-from {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _allowances(texts: Sequence[str], reason: str) -> tuple[Allowance, ...]:

@@ -32,7 +32,7 @@ PAGES = (
 )
 COLUMNS = 110
 """Of a page's prose. Tables, reports and commands are as wide as they are."""
-STARTS = r"((?:dflash|python -m|pytest) .*?)(?:\s{2,}#.*)?$"
+STARTS = r"((?:dflash|steptime|python -m|pytest) .*?)(?:\s{2,}#.*)?$"
 """A line that starts a program, and the remark behind it."""
 OURS = r"`((?:baselines|bench|configs|dflash|docs|steptime|tests|\.github)/[\w./*-]*)`"
 """A file or folder of this repository, named in a page's prose."""
@@ -154,6 +154,11 @@ def checked_elsewhere(words: list[str], folder: Path) -> None:
     known(words[3 + len(names) :], [sys.executable, "-m", "bench", *names, "--help"])
 
 
+def any_trainer(words: list[str], folder: Path) -> None:
+    """`steptime ...`: the same commands by another name; here only that they are known."""
+    known(words[2:], [sys.executable, "-m", "steptime", words[1], "--help"])
+
+
 def module(words: list[str], folder: Path) -> None:
     assert importlib.util.find_spec(words[2]) is not None
 
@@ -207,6 +212,7 @@ RUNNERS = {
     "dflash export": export,
     "dflash doctor": doctor,
     "python -m bench ": checked_elsewhere,
+    "steptime ": any_trainer,
     "python -m bench.": module,
     "python -m dflash.": module,
     "python -m nox": nox_session,

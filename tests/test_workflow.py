@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ from bench import cli
 from dflash.config import load_config
 from steptime import commandline
 from steptime.errors import UserError
+from steptime.gate.accept import parse_text
 from tests.test_readme import nox_sessions
 
 ROOT = Path(__file__).parent.parent
@@ -193,9 +195,18 @@ def test_one_check_stands_for_all_gates(result: str, asked: str, accepted: str, 
     assert says in jobs()["accepted"]["if"], "the same question decides whether a reviewer is asked"
 
 
-def test_what_a_text_lets_through_waits_for_a_reviewer() -> None:
+def test_what_a_text_lets_through_waits_for_a_reviewer(tmp_path: Path) -> None:
     job = jobs()["accepted"]
     assert job["environment"] == "bench-accept"
+    (step,) = job["steps"]
+    line = "\tBench-Accept: numerics close -- why"
+    for body, told in ((f"a\n{line}\nb", f"{line}\n"), ("see Bench-Accept: docs", "")):
+        summary = tmp_path / "summary"
+        summary.write_text("")
+        environment = {"BODY": body, "GITHUB_STEP_SUMMARY": str(summary), "PATH": os.environ["PATH"]}
+        assert subprocess.run(["bash", "-ec", step["run"]], env=environment).returncode == 0
+        assert summary.read_text() == told, "the same lines as the gate reads"
+        assert parse_text(body).lines == tuple(told.strip().splitlines())
     triggers = yaml.safe_load(TEXT)[True]["pull_request"]["types"]
     assert {"edited", "synchronize", "opened", "reopened"} <= set(triggers), "a new text needs a new approval"
     assert "environment `bench-accept`" in (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")

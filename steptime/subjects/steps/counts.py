@@ -56,14 +56,14 @@ class _Arms:
 def count(
     make: Callable[[], Loop], arms: Mapping[str, Sequence[str]], everything: bool
 ) -> dict[str, ExactCounts]:
-    """Count each arm.
+    """Count each arm, on simulated CUDA where there is no GPU.
 
     Args:
         make: the loop; made inside, so that its threads are counted too.
         arms: name -> switches that are on.
         everything: the arm `all` means all that this loop has.
     """
-    with count_syncs(work=True, by_steps=False) as counted:
+    with count_syncs(device="cuda", work=True, by_steps=False) as counted:
         loop = make()
         wanted = {
             name: list(loop.switches) if everything and name == ALL else on for name, on in arms.items()

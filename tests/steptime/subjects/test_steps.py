@@ -68,6 +68,25 @@ def test_counts_are_exact_by_switch() -> None:
     assert any("test_steps.py" in place.where for place in counts["norms"].places)
 
 
+def on_cuda() -> Steps:
+    """A trainer that takes CUDA where there is some: work on the host beside one copy to the device."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(8, 2, device=device)
+    batches = [torch.randn(4, 8) for _ in range(4)]
+
+    def step(i: int) -> Any:
+        batches[i].tolist()
+        return model(batches[i].to(device)).sum()
+
+    return Steps(step)
+
+
+def test_a_trainer_that_takes_cuda_is_counted_as_there() -> None:
+    found = count(on_cuda, {OFF: ()}, everything=False)[OFF]
+    assert found.syncs == 4, "what stays on the host waits for nothing"
+    assert all("blocking copy to device" in place.where for place in found.places)
+
+
 def test_losses_of_a_batch_repeat_bit_for_bit_and_the_rate_is_given_back() -> None:
     segments: list[Segment] = []
     subject = LoopPairs("mine", trainer())

@@ -68,6 +68,7 @@ def count(kind: StepsKind) -> tuple[dict[str, int | None], list[str]]:
         return added(count_both(kind, trees, orders, QUIET), "base", "head")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_heads_subject_stands_over_a_base_without_one(repository: Path) -> None:
     found, faults = count(StepsKind("train.py").in_tree())
@@ -76,6 +77,7 @@ def test_heads_subject_stands_over_a_base_without_one(repository: Path) -> None:
     assert git("worktree", "list", cwd=repository).count("\n") == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.fault
 def test_a_planted_sync_in_head_is_counted(repository: Path) -> None:

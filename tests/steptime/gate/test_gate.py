@@ -91,6 +91,7 @@ class Interrupting(Reporter):
             raise KeyboardInterrupt
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @fault
 def test_an_interrupted_gate_keeps_the_launches_it_has_and_is_incomplete() -> None:

@@ -71,3 +71,35 @@ def test_is_scaled_by_the_window() -> None:
 def test_is_unknown_without_the_workers_collector() -> None:
     assert find_bottleneck({"pipeline/prefetch_fill_ratio": 1.0}, 1.0).side == "unknown"
     assert find_bottleneck({}, 0.0).side == "unknown"
+
+
+def staged(side: str, **stages: float) -> dict[str, float]:
+    """Two targets and a drafter over 10 s, one side waiting; each stage with so many ms, 100 spans."""
+    busy = {"target": (0.99, 0.5), "drafter": (0.5, 0.99)}[side]
+    found = {
+        "target/0/busy_s": 10 * busy[0],
+        "target/1/busy_s": 10 * busy[0],
+        "drafter/0/busy_s": 10 * busy[1],
+    }
+    for name, mean_ms in stages.items():
+        stage = name.replace("__", ".")
+        found |= {f"profile/{stage}_ms": mean_ms, f"profile/{stage}_count": 100.0}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("side", "stages", "text"),
+    [
+        # 142 ms x 100 spans over the 2 x 10 s of two targets.
+        ("target", {"target__pack_hidden": 142.0, "target__model_forward": 40.0}, "target.pack_hidden, 71%"),
+        ("target", {"target__model_forward": 40.0, "drafter__backward": 90.0}, "target.model_forward, 20%"),
+        ("drafter", {"drafter__backward": 60.0, "drafter__forward": 30.0}, "drafter.backward, 60%"),
+        ("drafter", {"drafter__queue_get": 90.0, "drafter__forward": 30.0}, "drafter.forward, 30%"),
+    ],
+)
+def test_the_stage_that_sets_the_pace_is_named(side: str, stages: dict[str, float], text: str) -> None:
+    assert find_bottleneck(staged(side, **stages), 10.0).text.endswith(f"; {text}")
+
+
+def test_without_the_profile_no_stage_is_named() -> None:
+    assert ";" not in find_bottleneck(staged("target"), 10.0).text

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from steptime.errors import UserError
+
 
 def to_percent(text: str) -> float:
     """`1%` or `1` as 1.0."""
@@ -73,7 +75,21 @@ Config = Annotated[
 Settings = Annotated[list[str] | None, option("--set KEY=VALUE", "lay a setting over the config")]
 Seed = Annotated[int, option("--seed N", "order of the arms (default 0)", to_natural)]
 Out = Annotated[str | None, option("--out DIR", "folder for receipt and reports (default: below bench-out/)")]
+Hf = Annotated[bool, option("--hf", "measure a Hugging Face script: --hf -- train.py ARGS")]
+Lightning = Annotated[bool, option("--lightning", "measure a Lightning script, likewise")]
 Subject = Annotated[
     str | None,
     option("--subject S", "FILE_OR_MODULE[:ATTR], a trainer's name, or spin: light, of known speed"),
 ]
+
+
+def framework(context: typer.Context, hf: bool, lightning: bool) -> str:
+    """Name of the framework whose script the command line ends with; empty: none.
+
+    Raises:
+        UserError: words that no option takes.
+    """
+    if context.args and not (hf or lightning):
+        told = f"got unexpected extra argument ({context.args[0]}) (see {context.command_path} --help)"
+        raise UserError(told)
+    return "hf" if hf else "lightning" if lightning else ""

@@ -58,8 +58,8 @@ def unusable(
     reasons = stale(receipt, machine, config, commit)
     if receipt.command != "overhead" or receipt.subject != subject:
         reasons.append(
-            f"it is of `{receipt.command}` on the subject {receipt.subject!r}, not of `overhead` on the "
-            f"{subject}"
+            f"it is of `{receipt.command}` on the subject {receipt.subject!r}, not of `overhead` on "
+            f"{'the trainer' if subject == 'trainer' else 'subject ' + repr(subject)}"
         )
     if receipt.commit.dirty:
         reasons.append("it was measured on a tree with uncommitted changes")

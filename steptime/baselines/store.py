@@ -238,6 +238,8 @@ class Match:
 
 def record_command(config_name: str, subject: str = "trainer") -> str:
     """The command that records a baseline for a config, or for a subject of the user's."""
+    if subject in ("hf", "lightning"):
+        return f"steptime baseline record --{subject} -- SCRIPT ARGS"
     if subject not in ("trainer", "spin"):
         return f"steptime baseline record --subject {subject}"
     return f"python -m bench baseline record --config configs/{config_name}.toml"

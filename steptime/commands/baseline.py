@@ -42,6 +42,7 @@ class Options:
 
     Attributes:
         words: options that say what is measured, handed on to each session.
+        script: `--hf -- SCRIPT ARGS` or `--lightning -- SCRIPT ARGS`, behind all other options.
         sessions: fresh launches to make.
         receipts: finished sessions to use instead.
     """
@@ -49,6 +50,7 @@ class Options:
     config: Settings
     kind: SubjectKind
     words: tuple[str, ...] = ()
+    script: tuple[str, ...] = ()
     sessions: int = 3
     minutes: float | None = None
     receipts: tuple[str, ...] = ()
@@ -60,8 +62,12 @@ def register(app: typer.Typer) -> None:
     """Add the command with its three actions."""
     actions = make_app(help=HELP)
     recorded = "measure several sessions and write baselines/<machine>/<config>.json"
-    actions.command("record", help=recorded, short_help="store a figure")(_action(run_record, 3))
-    actions.command("compare", help="hold new sessions against the stored figure")(_action(run_compare, 1))
+    script = {"allow_extra_args": True}
+    actions.command("record", help=recorded, short_help="store a figure", context_settings=script)(
+        _action(run_record, 3)
+    )
+    compared = "hold new sessions against the stored figure"
+    actions.command("compare", help=compared, context_settings=script)(_action(run_compare, 1))
     actions.command("list", help="what is stored")(_list)
     app.add_typer(actions, name="baseline")
 
@@ -70,6 +76,7 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
     """`record` and `compare` take the same options; only their number of sessions differs."""
 
     def action(
+        context: typer.Context,
         config: arguments.Config = None,
         settings: arguments.Settings = None,
         sessions: Sessions = launches,
@@ -78,10 +85,13 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
         note: Note = "",
         yes: Yes = False,
         subject: arguments.Subject = None,
+        hf: arguments.Hf = False,
+        lightning: arguments.Lightning = False,
     ) -> int:
         from steptime.subjects.registry import find  # heavy: torch
 
-        kind = find(subject)
+        framework = arguments.framework(context, hf, lightning)
+        kind = find(framework or subject, context.args)
         words = [word for one in settings or () for word in ("--set", one)]
         words += [] if config is None else ["--config", config]
         words += [] if subject is None else ["--subject", subject]
@@ -89,6 +99,7 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
             config=kind.settings(config, settings or ()),
             kind=kind,
             words=tuple(words),
+            script=(f"--{framework}", "--", *context.args) if framework else (),
             sessions=max(1, sessions),
             minutes=minutes,
             receipts=tuple(receipts or ()),
@@ -244,6 +255,7 @@ def _sessions(options: Options, reporter: Reporter) -> Sequence[tuple[str, Recei
             command = [sys.executable, "-m", options.kind.doors.command, "overhead", *options.words]
             command += ["--out", str(out), "--seed", str(number)]
             command += ["--minutes", str(options.minutes)] if options.minutes else []
+            command += options.script
             done = subprocess.run(
                 command, stdout=subprocess.PIPE, text=True, env=run_files.child_environment()
             )

@@ -136,8 +136,8 @@ def overhead(
     ] = None,
     plant: Annotated[str, option("--plant NAME", "add a bad collector, to see it found")] = "",
     subject: arguments.Subject = None,
-    hf: Annotated[bool, option("--hf", "measure a Hugging Face script: --hf -- train.py ARGS")] = False,
-    lightning: Annotated[bool, option("--lightning", "measure a Lightning script, likewise")] = False,
+    hf: arguments.Hf = False,
+    lightning: arguments.Lightning = False,
 ) -> int:
     """What does each collector cost?
     Pairs of neighbouring segments do equal work with complementary sets of collectors on. Measuring goes on
@@ -145,11 +145,7 @@ def overhead(
     """
     from steptime.subjects.registry import find  # heavy: torch
 
-    framework = "hf" if hf else "lightning" if lightning else ""
-    if context.args and not framework:
-        raise UserError(
-            f"got unexpected extra argument ({context.args[0]}) (see {context.command_path} --help)"
-        )
+    framework = arguments.framework(context, hf, lightning)
     kind = find(framework or subject, context.args)
     loaded = kind.settings(config, settings or ())
     options = Options(

@@ -1,21 +1,25 @@
-"""`python -m bench syncs -- SCRIPT ARGS`: run any PyTorch program and print the host syncs of its steps."""
+"""`syncs -- SCRIPT ARGS`: run any PyTorch program and print the host syncs of its steps."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steptime.arguments import option, to_natural
 from steptime.errors import UserError
 
+if TYPE_CHECKING:
+    from steptime.subjects.steps.loop import Loop
+
 
 def register(app: typer.Typer) -> None:
     """Add the command. The options end at the script: what follows it is the script's own."""
     own = {"allow_extra_args": True, "ignore_unknown_options": False, "allow_interspersed_args": False}
-    usage = "[OPTIONS] -- SCRIPT|(-m MODULE) [ARGS]..."
+    usage = "[OPTIONS] -- SCRIPT|(-m MODULE)|(--subject S) [ARGS]..."
     app.command("syncs", options_metavar=usage, context_settings=own)(syncs)
 
 
@@ -47,6 +51,9 @@ def syncs(
         ),
     ] = "cuda",
     module: Annotated[str | None, option("-m MODULE", "run a module instead of a script")] = None,
+    subject: Annotated[
+        str | None, option("--subject S", "FILE_OR_MODULE[:ATTR]: steps of its cycle, with all switches on")
+    ] = None,
     work: Annotated[bool, option("--work", "also list operations, allocations and copies")] = False,
     format: Annotated[
         str, option("--format F", "text (default), markdown, json, sarif or github annotations", _format)
@@ -65,26 +72,26 @@ def syncs(
     from steptime.counting import run_script, sync_report
 
     words = list(context.args)
-    if module is None:
-        if not words:
-            raise UserError("python -m bench syncs: SCRIPT is missing (see python -m bench syncs --help)")
-        program = words.pop(0)
-        if not Path(program).is_file():
-            raise UserError(f"python -m bench syncs: no such script: {program}")
-    else:
-        program = module
+    if subject is not None and (words or module is not None):
+        raise UserError("syncs: --subject takes no script beside it")
     if write and accepted is None:
-        raise UserError("python -m bench syncs: --write needs --accepted FILE")
+        raise UserError("syncs: --write needs --accepted FILE")
     known = places.read(accepted) if accepted is not None and (accepted.exists() or not write) else ()
-    code, counted = run_script.run(
-        program,
-        words,
-        device=device,
-        warmup=warmup,
-        work=work,
-        steps=steps,
-        module=module is not None,
-    )
+    if subject is not None:
+        from steptime.subjects.steps.counts import count_steps
+
+        loop = _loop_of(subject)
+        code, counted = count_steps(loop, device=device, warmup=warmup, steps=steps, work=work)
+    else:
+        code, counted = run_script.run(
+            _program(words) if module is None else module,
+            words,
+            device=device,
+            warmup=warmup,
+            work=work,
+            steps=steps,
+            module=module is not None,
+        )
     missing = sync_report.nothing_counted(counted)
     if missing:
         print(f"error: {missing}", file=sys.stderr)
@@ -99,6 +106,28 @@ def syncs(
         places.write(accepted, [(row.kind, row.place) for row in found if row.accepted is None], known)
         return code
     return code or int(fail and any(row.accepted is None for row in found))
+
+
+def _program(words: list[str]) -> str:
+    """The script, which is taken off its arguments."""
+    if not words:
+        raise UserError("syncs: SCRIPT is missing (see syncs --help)")
+    program = words.pop(0)
+    if not Path(program).is_file():
+        raise UserError(f"syncs: no such script: {program}")
+    return program
+
+
+def _loop_of(subject: str) -> Callable[[], Loop]:
+    """What makes the loop of a subject."""
+    from steptime.subjects.registry import find
+    from steptime.subjects.steps.kind import StepsKind
+
+    kind = find(subject)
+    if not isinstance(kind, StepsKind):
+        raise UserError(f"syncs --subject {subject}: only FILE_OR_MODULE[:ATTR] has steps to count by place")
+    settings = kind.settings(None, ())
+    return lambda: kind.build(settings)
 
 
 def _of_rank(path: Path) -> Path:

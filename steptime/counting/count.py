@@ -12,6 +12,7 @@ for nothing. A program that names its device `cpu:0` is counted strictly: plain 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -153,7 +154,7 @@ def count_syncs(
 
         def counted_run() -> None:
             with watched(
-                scope_of(thread.name), None, cuda=cuda, strict=strict, boundary=boundary, hooks=False
+                scope_of(_named(thread.name)), None, cuda=cuda, strict=strict, boundary=boundary, hooks=False
             ):
                 run()
 
@@ -184,6 +185,11 @@ def count_syncs(
         if hook is not None:
             hook.remove()
         ledger.armed = False
+
+
+def _named(thread: str) -> str:
+    """A thread's name without the number that Python gives it: threads of a kind are one role."""
+    return re.sub(r"^(Thread|ThreadPoolExecutor)-\d+(_\d+)?", r"\1", thread)
 
 
 def _forget(ledger: Ledger) -> None:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from steptime.counting.count import SyncCount, count_syncs
 from steptime.counting.cuda import category, is_sync
 from steptime.counting.difference import Counts, difference
+from steptime.counting.run_script import INTERRUPTED
+from steptime.errors import UserError
 from steptime.records.types import ALL, OFF, CountedPlace, ExactCounts
 from steptime.subjects.steps.hold import reset_random, weights_held
 from steptime.subjects.steps.loop import Loop, Switches
 from steptime.syncs.scopes import ALLOCATION, COPY_TO_DEVICE, COPY_TO_HOST, OPERATION
+
+WARM_CYCLES = 3
+"""Cycles before the first one that is counted."""
+
+
+class _Hands(Protocol):
+    """Hands a loop its batches, and ends it."""
+
+    def batch(self) -> int: ...
+
+    def boundary(self, loss: Any) -> bool: ...
 
 
 class _Arms:
@@ -22,17 +37,14 @@ class _Arms:
         self._cycle, self._counted = loop.cycle, counted
         self._left = [(name, frozenset(on) & frozenset(loop.switches)) for name, on in arms.items()]
         self._thrown = Switches(loop)
-        self._done = -2 * loop.cycle  # so much is warmed up before the first arm
+        self._done = (1 - WARM_CYCLES) * loop.cycle  # an arm adds a cycle of its own
         self._before: Counts = {}
         self._hold = loop.hold
         self.counts: dict[str, Counts] = {}
         self._thrown.set(frozenset(loop.switches))
 
     def batch(self) -> int:
-        group = self._done % self._cycle
-        if self._hold:
-            reset_random(group)
-        return group
+        return _of_cycle(self._done, self._cycle, self._hold)
 
     def boundary(self, loss: Any) -> bool:
         self._done += 1
@@ -53,6 +65,76 @@ class _Arms:
         return self._counted.counts
 
 
+class _Steps:
+    """Hands of a loop whose steps are counted one by one, with everything on. What acts every so many steps
+    does so once, in the first counted step."""
+
+    def __init__(self, loop: Loop, steps: int, counted: SyncCount) -> None:
+        self._cycle, self._hold, self._counted = loop.cycle, loop.hold, counted
+        self._last = counted.warmup + steps
+        self._on = frozenset(loop.switches)
+        self._thrown = Switches(loop)
+        self._thrown.set(self._on)
+
+    def batch(self) -> int:
+        return _of_cycle(self._counted.finished, self._cycle, self._hold)
+
+    def boundary(self, loss: Any) -> bool:
+        self._counted.step()
+        if self._counted.finished == self._counted.warmup:
+            self._thrown.act(self._on)
+        return self._counted.finished < self._last
+
+
+def _of_cycle(done: int, cycle: int, hold: bool) -> int:
+    group = done % cycle
+    if hold:
+        reset_random(group)
+    return group
+
+
+def _drive(loop: Loop, hands: _Hands) -> None:
+    with weights_held() if loop.hold else contextlib.nullcontext():
+        loop.run(hands.batch, hands.boundary)
+    if loop.close is not None:
+        loop.close()
+
+
+def count_steps(
+    make: Callable[[], Loop],
+    *,
+    device: str | None = "cuda",
+    warmup: int = 0,
+    steps: int | None = None,
+    work: bool = False,
+) -> tuple[int, SyncCount]:
+    """Count a loop by steps, with everything on; the exit code, and what was counted. An error of a step is
+    printed and gives code 1, Ctrl-C gives 130; what was counted before it stands.
+
+    Args:
+        make: the loop; made inside, so that its threads are counted too.
+        warmup: steps to leave out, at least `WARM_CYCLES` cycles.
+        steps: to count; None: a cycle.
+
+    Raises:
+        UserError: the loop cannot be made, or asks for what cannot be simulated.
+    """
+    code = 0
+    with count_syncs(device=device, work=work, by_steps=False) as counted:
+        loop = make()
+        counted.warmup = max(warmup, loop.warmup, WARM_CYCLES * loop.cycle)
+        try:
+            _drive(loop, _Steps(loop, steps or loop.cycle, counted))
+        except UserError:
+            raise
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    return code, counted
+
+
 def count(
     make: Callable[[], Loop], arms: Mapping[str, Sequence[str]], everything: bool
 ) -> dict[str, ExactCounts]:
@@ -69,13 +151,7 @@ def count(
             name: list(loop.switches) if everything and name == ALL else on for name, on in arms.items()
         }
         hands = _Arms(loop, wanted, counted)
-        if loop.hold:
-            with weights_held():
-                loop.run(hands.batch, hands.boundary)
-        else:
-            loop.run(hands.batch, hands.boundary)
-        if loop.close is not None:
-            loop.close()
+        _drive(loop, hands)
     return exact(hands.counts, loop.cycle)
 
 

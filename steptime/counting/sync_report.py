@@ -72,10 +72,14 @@ def head(counted: SyncCount) -> str:
         )
     if counted.steps:
         return (
-            f"{counted.total / counted.steps:g} host syncs in each of {counted.steps} steps (after "
+            f"{_named(counted.total / counted.steps)} in each of {counted.steps} steps (after "
             f"{counted.warmup} of warm-up){where}"
         )
-    return f"{counted.total} host syncs in the whole run, which took no optimizer step{where}"
+    return f"{_named(counted.total)} in the whole run, which took no optimizer step{where}"
+
+
+def _named(number: float) -> str:
+    return f"{number:g} host sync{'' if number == 1 else 's'}"
 
 
 UNUSED = "the program put nothing on the simulated CUDA device"

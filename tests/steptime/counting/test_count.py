@@ -197,7 +197,7 @@ def test_a_script_without_an_optimizer_is_counted_as_a_whole(
     path = tmp_path / "none.py"
     path.write_text("import torch\ntorch.ones(3).sum().item()\n")
     assert main(["--fail", "--", str(path)]) == 1
-    assert "1 host syncs in the whole run, which took no optimizer step" in capsys.readouterr().out
+    assert "1 host sync in the whole run, which took no optimizer step" in capsys.readouterr().out
 
 
 def test_nothing_is_claimed_where_all_steps_are_warm_up(

@@ -13,6 +13,7 @@ from bench.gpu_check.stages.nvml import NvmlStage
 from bench.gpu_check.stages.overhead import OverheadStage
 from bench.gpu_check.stages.planted import PlantedStage
 from bench.gpu_check.stages.sanitizer import SanitizerStage
+from bench.gpu_check.stages.simulation import SimulationStage
 from bench.gpu_check.stages.step import StepStage
 from bench.gpu_check.stages.tests import GpuTestsStage
 from steptime.registry import Registry
@@ -30,5 +31,6 @@ STAGES: Registry[Stage] = Registry(
     GateStage(),
     NvmlStage(),
     EventsStage(),
+    SimulationStage(),
     GpuTestsStage(),
 )

@@ -15,7 +15,7 @@ class CountsStage:
 
     name = "counts"
     asks = "Does a training step wait for its GPU, by every way of counting, with collectors off and on?"
-    seconds = 90
+    seconds = 75
 
     def look(self) -> Found:
         from bench.gpu_check.workload import trainer_config

@@ -19,7 +19,7 @@ class StepStage:
 
     name = "step"
     asks = "How fast is the drafter's step beside torch.compile of the same drafter, and beside SpecForge's?"
-    seconds = 90
+    seconds = 75
 
     def look(self) -> Found:
         import torch

@@ -29,6 +29,7 @@ from bench.gpu_check.stages import (
     overhead,
     planted,
     sanitizer,
+    simulation,
     step,
     tests,
 )
@@ -95,6 +96,38 @@ def test_counts_that_are_as_claimed() -> None:
 )
 def test_counts_that_are_not(changes: dict[str, Any], said: str) -> None:
     assert any(said in line for line in counts.read(proof(**changes), "bfloat16").problems)
+
+
+# -- the simulation of `syncs` -------------------------------------------------------------------------------
+
+READ = simulation.Where("main", "item()", "recipe.py:9 <module>")
+
+
+def test_a_simulation_that_agrees_place_by_place() -> None:
+    found = simulation.read({"recipe.py": ({READ: 4}, {READ: 4})}, [])
+    assert clean(found)
+    assert found.looked_at == 1
+
+
+@fault
+@pytest.mark.parametrize(
+    ("real", "simulated"),
+    [({READ: 4}, {}), ({}, {READ: 4}), ({READ: 4}, {READ: 3}), ({READ: 4}, {READ._replace(role="x"): 4})],
+)
+def test_a_simulation_that_misses_invents_or_miscounts(
+    real: simulation.Counts, simulated: simulation.Counts
+) -> None:
+    found = simulation.read({"recipe.py": (real, simulated)}, [])
+    assert any("on the GPU" in line for line in found.problems)
+    assert not clean(simulation.read({}, [])), "nothing was looked at"
+
+
+@fault
+def test_a_run_counted_in_the_other_way_proves_nothing() -> None:
+    tree = {"simulated": True, "counts": [{**READ._asdict(), "where": READ.place, "count": 4}]}
+    assert simulation.counts_of(tree, simulated=True) == {READ: 4}
+    with pytest.raises(ValueError, match="simulated is True"):
+        simulation.counts_of(tree, simulated=False)
 
 
 # -- planted faults and the truth table ----------------------------------------------------------------------

@@ -323,9 +323,10 @@ def _is_own(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """Below the repository or site-packages when it is there."""
-    if file.startswith(_ROOT + os.sep):
-        return file[len(_ROOT) + 1 :]
+    """Below the repository, the current folder or site-packages when it is there."""
+    for folder in (_ROOT, os.getcwd()):
+        if "site-packages" not in file and file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :]
     return file.rpartition("site-packages" + os.sep)[2]
 
 

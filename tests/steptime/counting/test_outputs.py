@@ -85,7 +85,9 @@ def test_a_module_runs_with_its_arguments_untouched(program: str, capsys: pytest
     words = ["syncs", "--json", "counts.json", "-m", "mine", "--", "--steps", "9", "-m"]
     assert cli.call(words) == 0
     assert "words: ['--steps', '9', '-m']" in capsys.readouterr().out
-    assert json.loads(Path("counts.json").read_text())["steps"] == 2
+    tree = json.loads(Path("counts.json").read_text())
+    assert tree["steps"] == 2
+    assert {row["where"] for row in tree["counts"]} == {"mine.py:10 <module>", "mine.py:11 <module>"}
 
 
 def test_threads_of_a_kind_are_one_role() -> None:

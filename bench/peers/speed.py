@@ -60,6 +60,24 @@ class Shape:
         return DTYPES[self.dtype]
 
 
+def drafter_shape(shape: Any, attention: str = "auto") -> DrafterShape:
+    """Our drafter of that shape, which needs the attributes of `Shape`."""
+    return DrafterShape(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block,
+        vocab_size=shape.vocab,
+        mask_token_id=shape.vocab - 1,
+        target_layers=12,
+        target_layer_ids=tuple(range(1, 1 + shape.taps)),
+        attention=attention,
+    )
+
+
 def make_step(
     shape: Any, device: str = "cpu", *, attention: str = "auto", compiled: str | None = None
 ) -> tuple[Step, int]:
@@ -71,22 +89,7 @@ def make_step(
             pass.
     """
     dtype, place = shape.torch_dtype, torch.device(device)
-    drafter = Drafter(
-        DrafterShape(
-            hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
-            layers=shape.layers,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            block_size=shape.block,
-            vocab_size=shape.vocab,
-            mask_token_id=shape.vocab - 1,
-            target_layers=12,
-            target_layer_ids=tuple(range(1, 1 + shape.taps)),
-            attention=attention,
-        )
-    )
+    drafter = Drafter(drafter_shape(shape, attention))
     flat = FlatParameters(drafter, place, dtype)
     forward: Callable[..., torch.Tensor] = drafter
     if compiled is None:

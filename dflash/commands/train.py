@@ -15,6 +15,7 @@ from dflash.pipeline.supervisor import Failure, WorkerFailed
 from steptime.errors import UserError
 
 if TYPE_CHECKING:
+    from dflash.observe.closing import Closing
     from dflash.pipeline.resume import Resumption
     from dflash.pipeline.run_folder import RunFolder
     from dflash.pipeline.trainer import Trainer
@@ -92,12 +93,13 @@ def _run(config: Config, run_dir: Path, sync_guard: str, spare: Path | None) -> 
 
 def _train(folder: RunFolder, begin: Resumption, sync_guard: str, spare: Path | None) -> int:
     from dflash.data.prepare import list_skipped
+    from dflash.observe.closing import closing
     from dflash.observe.observer import Observer
     from dflash.observe.roles import RoleMap
     from dflash.observe.syncs import NO_SCOPES, Scopes
     from dflash.observe.syncs.guard import GuardScopes
     from dflash.pipeline import resume
-    from dflash.pipeline.build import prepare_inputs
+    from dflash.pipeline.build import measured_rates, prepare_inputs
     from dflash.pipeline.trainer import Trainer
 
     config, run_dir = begin.config, folder.path
@@ -112,7 +114,7 @@ def _train(folder: RunFolder, begin: Resumption, sync_guard: str, spare: Path | 
     scopes: Scopes = (
         NO_SCOPES if sync_guard == "allow" else GuardScopes("log" if sync_guard == "log" else "disallow")
     )
-    observer = Observer(config.observe, run_dir, RoleMap.from_config(config))
+    observer = Observer(config.observe, run_dir, RoleMap.from_config(config, measured_rates(config)))
     trainer = Trainer(
         inputs, run_dir, observer, scopes=scopes, resume=begin.state, keep_scalars=False, spare_dir=spare
     )
@@ -139,10 +141,11 @@ def _train(folder: RunFolder, begin: Resumption, sync_guard: str, spare: Path | 
         sys.stderr.writelines(
             f"sync guard: {line}\n" for line in scopes.summary() or ["no host sync in a worker"]
         )
-    return _close(trainer, seen.bottleneck, failure, caught)
+    said = closing(seen.bottleneck, seen.values, observer.roles)
+    return _close(trainer, said, failure, caught)
 
 
-def _close(trainer: Trainer, bottleneck: str, failure: Failure | None, caught: list[int]) -> int:
+def _close(trainer: Trainer, said: Closing, failure: Failure | None, caught: list[int]) -> int:
     """The last words of a run, and its exit code."""
     from dflash.pipeline import summary
     from dflash.pipeline.checkpoint import checkpoints
@@ -155,11 +158,11 @@ def _close(trainer: Trainer, bottleneck: str, failure: Failure | None, caught: l
     stopped = isinstance(error, KeyboardInterrupt)
     try:
         told = "" if failure is None else "stopped at once" if stopped else failure.line()
-        summary.write(run_dir, config, result, bottleneck, told)
+        summary.write(run_dir, config, result, said, told)
     except OSError as problem:
         sys.stderr.write(f"dflash: {run_dir}: the summary could not be written: {problem.strerror}\n")
     if failure is None or stopped:
-        sys.stdout.write(summary.text(config, result, run_dir, bottleneck))
+        sys.stdout.write(summary.text(config, result, run_dir, said))
         return 128 + caught[0] if caught and not result.finished else 0
     if isinstance(error, WorkerHung):
         sys.stderr.write(error.stack)

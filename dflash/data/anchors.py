@@ -191,6 +191,28 @@ def document_starts(anchors: np.ndarray, document_ids: np.ndarray | None) -> np.
     return np.searchsorted(document_ids, document_ids[anchors]).astype(np.int64)
 
 
+def visible_pairs(
+    anchors: np.ndarray,
+    keep: np.ndarray,
+    document_start: np.ndarray,
+    block_size: int,
+    window: int | None = None,
+) -> int:
+    """Pairs of a slot and a column that it sees, over all kept blocks: context of its document before the
+    anchor, and its own block (`models.blocks.dense_attention_mask` without the dropped blocks).
+
+    Args:
+        anchors, keep, document_start: `[batch, anchors]`.
+        window: width of the sliding window, tokens; None for a full-attention layer.
+    """
+    reach = (anchors - document_start)[keep]
+    if window is None:
+        return int(reach.sum()) * block_size + len(reach) * block_size**2
+    slot = np.arange(block_size)
+    far = np.minimum(reach[:, None], np.maximum(0, window - 1 - slot))
+    return int(far.sum()) + len(reach) * int(np.minimum(slot + 1, window).sum())
+
+
 Limits = tuple[tuple[int, int], ...]
 """`(all_visible, any_visible)` for each chunk of neighbouring blocks; see `context_limits`."""
 

@@ -47,6 +47,27 @@ class BatchSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What a batch asks for; padding and dropped blocks are no work that anybody asked for.
+
+    Attributes:
+        lengths: real tokens of each conversation, those of packed rows one by one.
+        blocks: kept ones.
+        pairs, sliding_pairs: slots times the columns that they see (`anchors.visible_pairs`), in one
+            full-attention layer and in one sliding layer.
+    """
+
+    lengths: tuple[int, ...]
+    blocks: int
+    pairs: int
+    sliding_pairs: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """A batch in host memory (pinned when it will move to a GPU), with everything the host must know of it.
 
@@ -69,6 +90,7 @@ class Batch:
         supervised_slots: count of non-zero weights.
         context_limits: how much context neighbouring blocks see (`anchors.context_limits`), so that work can
             be saved without reading an anchor back; None: not known.
+        flops: what it asks of a target and of a drafter (`models.flops`); 0 where nobody counts.
     """
 
     spec: BatchSpec
@@ -86,3 +108,4 @@ class Batch:
     loss_tokens: int
     supervised_slots: int
     context_limits: tuple[tuple[int, int], ...] | None = None
+    flops: tuple[int, int] = (0, 0)

@@ -3,11 +3,20 @@ host needs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
-from dflash.data.anchors import BlockGeometry, context_limits, document_starts, sample_anchors, slot_labels
-from dflash.data.batch import Batch, BatchSpec
+from dflash.data.anchors import (
+    BlockGeometry,
+    context_limits,
+    document_starts,
+    sample_anchors,
+    slot_labels,
+    visible_pairs,
+)
+from dflash.data.batch import Batch, BatchSpec, BatchWork, Sample
 from dflash.data.dataset import Dataset
 from dflash.data.documents import DocumentRows
 from steptime.host_memory import staged, staging
@@ -25,12 +34,23 @@ class Collator:
         pin: page-locked tensors where there is CUDA, for copies that do not block. They come from torch's
             caching host allocator, which takes a block back only when the copies out of it are done, so
             nothing is allocated in the long run.
+        flops: what a batch asks of a target and of a drafter; None: nobody counts.
+        window: width of the drafter's sliding layers, tokens; None where it has none.
     """
 
-    def __init__(self, dataset: Dataset, geometry: BlockGeometry, pin: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        geometry: BlockGeometry,
+        pin: bool = False,
+        *,
+        flops: Callable[[BatchWork], tuple[int, int]] | None = None,
+        window: int | None = None,
+    ) -> None:
         self.samples = dataset.samples
         self.geometry = geometry
         self.pin = pin
+        self._flops, self._window = flops, window
 
     def __call__(self, spec: BatchSpec) -> Batch:
         rows = [self.samples[index] for index in spec.sample_ids]
@@ -71,7 +91,19 @@ class Collator:
             loss_tokens=int(np.count_nonzero(mask)),
             supervised_slots=int(np.count_nonzero(weights)),
             context_limits=context_limits(anchors, keep, start_places, bucket),
+            flops=self._count(rows, anchors, keep, start_places),
         )
+
+    def _count(
+        self, rows: list[Sample], anchors: np.ndarray, keep: np.ndarray, starts: np.ndarray
+    ) -> tuple[int, int]:
+        if self._flops is None:
+            return 0, 0
+        size, window = self.geometry.block_size, self._window
+        pairs = visible_pairs(anchors, keep, starts, size)
+        sliding = 0 if window is None else visible_pairs(anchors, keep, starts, size, window)
+        lengths = tuple(length for row in rows for length in _document_lengths(row))
+        return self._flops(BatchWork(lengths, int(np.count_nonzero(keep)), pairs, sliding))
 
     def _new(
         self, shape: tuple[int, ...], dtype: torch.dtype, fill: int | None = None
@@ -88,3 +120,9 @@ class Collator:
 
     def _from(self, array: np.ndarray) -> torch.Tensor:
         return staged(torch.from_numpy(array), pin=self.pin)
+
+
+def _document_lengths(row: Sample) -> tuple[int, ...]:
+    if row.document_ids is None:
+        return (len(row.input_ids),)
+    return tuple(int(count) for count in np.bincount(row.document_ids))

@@ -71,7 +71,7 @@ class Target:
 
     def __init__(self, model: Any, info: TargetInfo, device: Device) -> None:
         self.model = model.requires_grad_(False).eval()
-        self.text_model, self.layers, self.norm = _find_decoder(model)
+        self.text_model, self.layers, self.norm = find_decoder(model)
         self.info = info
         self.device = device
         self.layer_ids = info.layer_ids
@@ -233,7 +233,7 @@ def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
 _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm")
 
 
-def _find_decoder(model: Any) -> tuple[Any, nn.ModuleList, nn.Module]:
+def find_decoder(model: Any) -> tuple[Any, nn.ModuleList, nn.Module]:
     """The text decoder inside any wrapper (the module that owns the embedding and the layers), its layers,
     and its final norm.
 

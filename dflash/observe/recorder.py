@@ -231,6 +231,7 @@ class WorkerRecorder:
         timers: the stages, by name.
         count: while it is on the worker keeps the counters below.
         batches, tokens, samples: finished, cumulative. tokens are real (non-padding) context tokens.
+        flops: what those batches asked of this worker (`models.flops`), cumulative.
         step: index of the batch (target) or optimizer step (drafter) in hand.
         busy_ns, wait_in_ns, wait_out_ns: cumulative host time at work, waiting for input, waiting to hand
             over.
@@ -246,7 +247,7 @@ class WorkerRecorder:
         self.device = device
         self.timers: dict[str, StageTimer] = {}
         self.count = False
-        self.batches = self.tokens = self.samples = self.step = 0
+        self.batches = self.tokens = self.samples = self.flops = self.step = 0
         self.busy_ns = self.wait_in_ns = self.wait_out_ns = 0
         self.wait_in_since_ns = self.wait_out_since_ns = 0
         self.fault: tuple[str, Exception] | None = None

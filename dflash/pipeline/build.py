@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,14 @@ import torch
 
 from dflash.config import Config
 from dflash.data.anchors import BlockGeometry
+from dflash.data.batch import BatchWork
 from dflash.data.conversations import data_files, load_samples, load_tokenizer, read_rows, unknown_format
 from dflash.data.dataset import Dataset
 from dflash.device import Device, check_devices, torch_dtype
+from dflash.device.rate import matmul_rates
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.dtypes import settle_dtypes
+from dflash.models.flops import drafter_flops, target_flops
 from dflash.models.objectives import OBJECTIVES, make_objective
 from dflash.models.target import TargetInfo, inspect_target, load_target, resolve_mask_token
 from dflash.observe.registry import COLLECTORS, chosen_sinks
@@ -176,6 +180,21 @@ def build_replica(inputs: Inputs, target: Target, index: int) -> Replica:
         head=head,
         nominal_weight=float(config.data.batch_size * geometry.anchors * geometry.decay.sum()),
     )
+
+
+def flops_of(inputs: Inputs) -> Callable[[BatchWork], tuple[int, int]]:
+    """What a batch of the run asks of a target and of a drafter, FLOPs."""
+    teacher = OBJECTIVES[inputs.config.objective.kind].needs_teacher
+    target = target_flops(inputs.config.target, inputs.info, to_the_end=teacher)
+    drafter = drafter_flops(inputs.shape, teacher=teacher)
+    return lambda work: (target.of(work), drafter.of(work))
+
+
+def measured_rates(config: Config) -> tuple[tuple[str, float], ...]:
+    """Matmul rates of the hardware that the workers have, in the drafter's type. Waits for the devices; call
+    it before the workers start."""
+    names = (*config.target.devices, *config.drafter.devices)
+    return matmul_rates(names, torch_dtype(config.drafter.dtype), threads_per_worker(config) * len(names))
 
 
 def threads_per_worker(config: Config) -> int:

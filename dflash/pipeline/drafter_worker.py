@@ -190,6 +190,7 @@ class DrafterWorker:
                 recorder.batches += 1
                 recorder.samples += len(batch.lengths)
                 recorder.tokens += batch.tokens
+                recorder.flops += batch.flops[1]
                 recorder.busy_ns += time.perf_counter_ns() - began_ns
         assert stats is not None
         began_ns = time.perf_counter_ns() if recorder.count else 0

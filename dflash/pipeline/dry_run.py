@@ -1,5 +1,5 @@
-"""`dflash train --dry-run`: what a run would do and need, computed from sizes alone. Nothing is loaded, no
-GPU is used."""
+"""`dflash train --dry-run`: what a run would do and need, computed from sizes alone. Nothing is loaded; a
+device that is here multiplies two matrices, which tells its rate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from dflash.config import Config
 from dflash.data.conversations import load_tokenizer
 from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.dtypes import settle_dtypes
+from dflash.models.flops import drafter_flops, full_batch, target_flops
+from dflash.models.objectives import OBJECTIVES
 from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
-from dflash.pipeline.build import check_names, prepare_inputs
+from dflash.observe.closing import flops_text
+from dflash.observe.roles import RoleMap
+from dflash.pipeline.build import check_names, measured_rates, prepare_inputs
 from dflash.pipeline.hand_over import PLACES
 from dflash.pipeline.known_targets import KNOWN_TARGETS
 from steptime.errors import UserError
@@ -46,6 +50,7 @@ class RunPlan:
         anchors: blocks in each row, and `anchor_share` the share of the places where a block may start that
             an epoch trains on; None where the data is not there.
         dtypes: of target and drafter.
+        target_flops, drafter_flops: what a step asks of each side at most (`models.flops`).
     """
 
     info: TargetInfo
@@ -58,6 +63,8 @@ class RunPlan:
     devices: tuple[DevicePlan, ...]
     tokens_per_step: int
     slots_per_step: int
+    target_flops: int
+    drafter_flops: int
     samples: int | None
     notes: tuple[str, ...]
 
@@ -72,14 +79,17 @@ def make_plan(config: Config) -> RunPlan:
     config = settle_dtypes(config)
     notes: list[str] = []
     samples, share, anchors = None, None, config.drafter.anchors
+    teacher = OBJECTIVES[config.objective.kind].needs_teacher
     try:
         info = inspect_target(config.target)
         target_parameters = count_parameters(config.target)
+        target = target_flops(config.target, info, to_the_end=teacher)
     except UserError:
         if config.target.model not in KNOWN_TARGETS:
             raise
         known = KNOWN_TARGETS[config.target.model]
         info, target_parameters = known.info(config.target), known.parameters
+        target = known.flops(info, to_the_end=teacher)
         notes.append(
             f"{config.target.model} is not on this machine: sizes from the built-in table of published models"
         )
@@ -100,6 +110,7 @@ def make_plan(config: Config) -> RunPlan:
     with torch.device("meta"):
         drafter_parameters = sum(parameter.numel() for parameter in Drafter(shape).parameters())
     steps = len(config.drafter.devices) * config.train.accumulation
+    batch = full_batch(shape, config.data.batch_size, config.data.max_length, anchors)
     return RunPlan(
         info=info,
         target_parameters=target_parameters,
@@ -111,6 +122,8 @@ def make_plan(config: Config) -> RunPlan:
         devices=tuple(_devices(config, info, target_parameters, drafter_parameters, anchors)),
         tokens_per_step=steps * config.data.batch_size * config.data.max_length,
         slots_per_step=steps * config.data.batch_size * anchors * (config.drafter.block_size - 1),
+        target_flops=steps * target.of(batch),
+        drafter_flops=steps * drafter_flops(shape, teacher=teacher).of(batch),
         samples=samples,
         notes=tuple(notes),
     )
@@ -196,6 +209,7 @@ def print_plan(config: Config) -> None:
         ),
         f"  a step    at most {plan.tokens_per_step:,} context tokens, {plan.slots_per_step:,} supervised "
         "slots",
+        *_flops_lines(plan, config),
         f"  the run   {train.steps:,} steps, at most {train.steps * plan.tokens_per_step / 1e6:,.1f} M "
         "context tokens",
         "",
@@ -210,6 +224,19 @@ def print_plan(config: Config) -> None:
     for note in (estimate, *plan.notes):
         lines += textwrap.wrap(f"note: {note}", 78, initial_indent="  ", subsequent_indent="        ")
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _flops_lines(plan: RunPlan, config: Config) -> list[str]:
+    """What a step asks for, and how long it takes at the matmul rate of the devices, where they are here."""
+    sides = f"targets {flops_text(plan.target_flops)}, drafters {flops_text(plan.drafter_flops)}"
+    lines = [f"            {sides}"]
+    roles = RoleMap(
+        config.target.devices, config.drafter.devices, rates=measured_rates(settle_dtypes(config))
+    )
+    if rate := roles.rate():
+        seconds = (plan.drafter_flops + plan.target_flops) / rate
+        lines.append(f"            {seconds:.3g} s at {flops_text(rate)}/s, the devices' own matmul rate")
+    return lines
 
 
 def _device_lines(group: list[DevicePlan], memory: tuple[tuple[str, int], ...]) -> list[str]:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from dflash.config import Config
+from dflash.observe.closing import NOTHING, Closing
 from dflash.pipeline.history import SLOTS, History, Point, mean
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _SAME = 0.01
 
 
 def as_dict(
-    config: Config, result: TrainResult, bottleneck: str = "", failure: str = ""
+    config: Config, result: TrainResult, closing: Closing = NOTHING, failure: str = ""
 ) -> dict[str, object]:
     """The figures of a run. Loss and accuracies: means over its first and its last steps."""
     history = result.history
@@ -39,7 +40,7 @@ def as_dict(
         "tokens": history.tokens,
         "tokens_per_second": round(history.tokens / running_s, 1) if running_s else None,
         "supervised_slots_per_second": round(history.supervised_slots / running_s, 1) if running_s else None,
-        "bottleneck": bottleneck,
+        **closing.figures,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
         "best_heldout_loss": history.best_heldout,
     }
@@ -56,16 +57,16 @@ def as_dict(
 
 
 def write(
-    run_dir: Path, config: Config, result: TrainResult, bottleneck: str = "", failure: str = ""
+    run_dir: Path, config: Config, result: TrainResult, closing: Closing = NOTHING, failure: str = ""
 ) -> None:
     """`summary.json`, and `curve.png` where matplotlib is installed."""
-    figures = as_dict(config, result, bottleneck, failure)
+    figures = as_dict(config, result, closing, failure)
     (run_dir / "summary.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
     if len(result.history.curve) > 1:
         _plot(run_dir / "curve.png", config, result.history)
 
 
-def text(config: Config, result: TrainResult, run_dir: Path, bottleneck: str = "") -> str:
+def text(config: Config, result: TrainResult, run_dir: Path, closing: Closing = NOTHING) -> str:
     """The closing lines on the terminal."""
     history = result.history
     if not history.steps:
@@ -82,7 +83,7 @@ def text(config: Config, result: TrainResult, run_dir: Path, bottleneck: str = "
         f"  loss             {first.loss:8.3f} -> {last.loss:.3f}",
         f"  slot-1 accuracy  {first.slots[0]:8.3f} -> {last.slots[0]:.3f}",
         f"  accept length    {first.accept_length:8.3f} -> {last.accept_length:.3f}",
-        *([f"  {bottleneck}"] if bottleneck else []),
+        *(f"  {line}" for line in closing.lines),
         *([f"  {warning}"] if (warning := nothing_learnt(history, config.train.lr)) else []),
         f"  means of the first {len(start)} and the last {len(end)} steps; run folder {run_dir}",
     ]

@@ -109,6 +109,7 @@ class TargetWorker:
             recorder.batches += 1
             recorder.samples += len(batch.lengths)
             recorder.tokens += batch.tokens
+            recorder.flops += batch.flops[0]
         recorder.step_boundary()
         return True
 

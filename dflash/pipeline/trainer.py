@@ -18,7 +18,7 @@ from dflash.device import Device
 from dflash.observe.observer import Observer
 from dflash.observe.syncs import NO_SCOPES, Scopes, allowed_sync, mark_step
 from dflash.pipeline import checkpoint
-from dflash.pipeline.build import Inputs, build_replica, load_targets, threads_per_worker
+from dflash.pipeline.build import Inputs, build_replica, flops_of, load_targets, threads_per_worker
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica, StepHooks
 from dflash.pipeline.exchange import GradientExchange
 from dflash.pipeline.hand_over import Receiver, through_host
@@ -112,7 +112,13 @@ class Trainer:
                 inputs.dataset.lengths, config.data.buckets, config.data.batch_size, config.data.seed
             )
         drafters = len(config.drafter.devices)
-        self._collator = Collator(inputs.dataset, inputs.geometry, pin=True)
+        self._collator = Collator(
+            inputs.dataset,
+            inputs.geometry,
+            pin=True,
+            flops=flops_of(inputs),
+            window=inputs.shape.sliding_window if inputs.shape.sliding_layers else None,
+        )
         batches = (config.train.steps - self._base.step) * config.train.accumulation * drafters
         observer = self.observer
         self.prefetcher = BatchPrefetcher(

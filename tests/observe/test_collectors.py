@@ -122,6 +122,29 @@ def test_workers_reports_every_target_and_drafter() -> None:
     assert "drafter/skew" not in values
 
 
+def test_workers_tells_what_share_of_the_matmul_rate_was_asked_for() -> None:
+    source = sources(("cuda:0",), ("cuda:1", "cuda:2"), rates=tuple((f"cuda:{i}", 1e9) for i in range(3)))
+    source.recorders = [WorkerRecorder("target", 0, Device("cpu"))]
+    source.recorders += [WorkerRecorder("drafter", i, Device("cpu")) for i in range(2)]
+    target, first, second = source.recorders
+    target.flops = first.flops = 7 * 10**9  # before it was switched on
+    collector = on(WorkersCollector(source))
+    target.flops += 600_000_000
+    first.flops += 300_000_000
+    second.flops += 100_000_000
+    values = collector.sample(2 * SECOND)
+    assert values["target/mfu"] == pytest.approx(0.3)
+    assert values["drafter/mfu"] == pytest.approx(0.1)
+    assert values["train/mfu"] == pytest.approx(0.5 / 3)
+    target.flops += 2 * 10**9
+    assert collector.sample(4 * SECOND)["train/mfu"] == pytest.approx(1 / 3)
+
+
+def test_workers_without_a_rate_know_no_share() -> None:
+    collector, _ = make_workers()
+    assert not [key for key in collector.sample(SECOND) if key.endswith("mfu")]
+
+
 def test_workers_without_progress_has_no_capacity_rather_than_zero() -> None:
     collector, _ = make_workers()
     values = collector.sample(SECOND)

@@ -127,7 +127,8 @@ def observed(folder: Path, clock: Clock, slow: Callable[[Slowness], None]) -> tu
 def test_the_real_trainer_fills_every_key_that_needs_no_gpu(tmp_path: Path, clock: Clock) -> None:
     """A key in the registry that no code writes would stay an empty panel for ever."""
     two = ("target.devices=['cpu','cpu']", "drafter.devices=['cpu','cpu']")
-    trainer = small_trainer(tmp_path, "train.steps=12", *BY_HAND, *two, save_checkpoints=False)
+    known = {"save_checkpoints": False, "rates": (("cpu", 1e9),)}
+    trainer = small_trainer(tmp_path, "train.steps=12", *BY_HAND, *two, **known)
     slowness = Slowness(trainer, clock)
 
     def look() -> None:

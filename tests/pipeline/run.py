@@ -67,7 +67,12 @@ def small_config(folder: Path, *settings: str) -> Config:
 
 
 def small_trainer(
-    folder: Path, *settings: str, name: str = "run", inputs: Inputs | None = None, **arguments
+    folder: Path,
+    *settings: str,
+    name: str = "run",
+    inputs: Inputs | None = None,
+    rates: tuple[tuple[str, float], ...] = (),
+    **arguments,
 ) -> Trainer:
     """A trainer over `small_config`; its run folder is `folder / name`, and a checkpoint there is resumed."""
     config = inputs.config if inputs else small_config(folder, *settings)
@@ -78,7 +83,7 @@ def small_trainer(
     inputs = dataclasses.replace(inputs, config=config) if inputs else prepare_inputs(config)
     if arguments["resume"] is not None:
         check_same_run(arguments["resume"], inputs, str(run_dir))
-    observer = Observer(config.observe, run_dir, RoleMap.from_config(config))
+    observer = Observer(config.observe, run_dir, RoleMap.from_config(config, rates))
     return Trainer(inputs, run_dir, observer, **arguments)
 
 

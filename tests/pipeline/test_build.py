@@ -6,10 +6,13 @@ import json
 
 import pytest
 
+from dflash.config import TargetConfig
 from dflash.data.collate import Collator
 from dflash.data.plan import EpochPlan
+from dflash.pipeline import dry_run
 from dflash.pipeline.build import prepare_inputs
 from dflash.pipeline.dry_run import make_plan, print_plan
+from dflash.pipeline.known_targets import KNOWN_TARGETS
 from steptime.errors import UserError
 from tests.pipeline.run import small_config
 
@@ -53,15 +56,32 @@ def test_packing_trains_on_the_same_share_of_the_tokens(tmp_path, chats):
     assert packed.dataset.anchor_counts(4).share == blocks.share
 
 
-def test_the_dry_run_says_how_much_of_the_data_blocks_cover(tmp_path, chats, capsys):
+def test_the_dry_run_says_how_much_of_the_data_blocks_cover(tmp_path, chats, capsys, monkeypatch):
     config = small_config(tmp_path, chats, "data.pack=true")
     plan = make_plan(config)
     counts = prepare_inputs(config).dataset.anchor_counts(4)
     assert (plan.anchors, plan.anchor_share) == (counts.fullest_row, counts.blocks / counts.places)
+    monkeypatch.setattr(dry_run, "measured_rates", lambda config: (("cpu", 1e9),))
     print_plan(config)
     said = capsys.readouterr().out
     assert f"{counts.fullest_row} anchors" in said
     assert f"blocks start at {plan.anchor_share:.0%} of the supervised places" in said
+    assert "MFLOP, drafters " in said
+    assert f" {(plan.target_flops + plan.drafter_flops) / 1e9:.3g} s at 1 GFLOP/s" in said
+
+
+def test_the_dry_run_asks_of_each_side_what_a_full_batch_does(tmp_path, chats):
+    """Twice the drafters, twice the work of a step; a target that is run to its end does more."""
+    one = make_plan(small_config(tmp_path, chats))
+    two = make_plan(small_config(tmp_path, chats, 'drafter.devices=["cpu", "cpu"]'))
+    assert two.drafter_flops == 2 * one.drafter_flops > 0
+    assert two.target_flops == 2 * one.target_flops > 0
+    taught = make_plan(small_config(tmp_path, chats, 'objective.kind="kd"'))
+    assert taught.target_flops > one.target_flops
+    assert taught.drafter_flops > one.drafter_flops
+    known = KNOWN_TARGETS["Qwen/Qwen3-8B"]
+    flops = known.flops(known.info(TargetConfig(taps=5)), to_the_end=True)
+    assert flops.token == 2 * (known.parameters - 2 * known.vocab_size * known.hidden_size)
 
 
 def test_auto_is_a_type_before_anything_is_planned(tmp_path, monkeypatch):

@@ -15,6 +15,10 @@ from dflash.observe.roles import Role
 
 ROLES: tuple[Role, ...] = ("target", "drafter")
 _COUNTERS = "the worker's own counters"
+_FLOPS = (
+    "the FLOP model of `dflash/models/flops.py`, and the machine's matmul rate, measured before the workers "
+    "start; absent where nobody did"
+)
 
 
 def _metrics() -> tuple[Metric, ...]:
@@ -67,7 +71,26 @@ def _metrics() -> tuple[Metric, ...]:
                 weight=f"{key}/busy_s",
             ),
         ]
+    found.append(
+        Metric(
+            "train/mfu",
+            "1",
+            "ratio",
+            "share of the matmul rate of all hardware in use that the targets' forward and the drafters' "
+            "training ask for: no padding, of attention only what is seen, nothing computed twice",
+            _FLOPS,
+        )
+    )
     for role in ROLES:
+        found.append(
+            Metric(
+                f"{role}/mfu",
+                "1",
+                "ratio",
+                f"likewise, what is asked of the {role}s over the matmul rate of the hardware that they have",
+                _FLOPS,
+            )
+        )
         found.append(
             Metric(
                 f"{role}/skew",
@@ -86,6 +109,7 @@ class _Counts:
     batches: int
     tokens: int
     samples: int
+    flops: int
     busy_ns: int | None
     wait_in_ns: int
     wait_out_ns: int
@@ -104,6 +128,7 @@ class WorkersCollector(Collector):
     def __init__(self, sources: Sources) -> None:
         super().__init__(sources)
         self._before: dict[str, tuple[int, _Counts]] = {}
+        self._flops_before: dict[Role, tuple[int, int]] = {}
 
     def throw(self, on: bool) -> None:
         for recorder in self.sources.recorders:
@@ -111,6 +136,7 @@ class WorkersCollector(Collector):
 
     def reset(self) -> None:
         self._before.clear()
+        self._flops_before.clear()
 
     def sample(self, now_ns: int) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -123,6 +149,25 @@ class WorkersCollector(Collector):
                     tokens.append(one[key])
             if len(tokens) > 1 and sum(tokens) > 0:
                 values[f"{role}/skew"] = max(tokens) * len(tokens) / sum(tokens)
+        values.update(self._mfu(now_ns))
+        return values
+
+    def _mfu(self, now_ns: int) -> dict[str, float]:
+        """Shares of the matmul rate since the last sample."""
+        values: dict[str, float] = {}
+        roles, asked = self.sources.roles, 0.0
+        for role in ROLES:
+            flops = sum(self._before[one.label][1].flops for one in self.sources.workers(role))
+            before_ns, before = self._flops_before.get(role, (now_ns, flops))
+            self._flops_before[role] = now_ns, flops
+            if now_ns <= before_ns:
+                continue
+            per_second = (flops - before) * 1e9 / (now_ns - before_ns)
+            asked += per_second
+            if rate := roles.rate(role):
+                values[f"{role}/mfu"] = per_second / rate
+        if values and (rate := roles.rate()):
+            values["train/mfu"] = asked / rate
         return values
 
     def instruments(self) -> tuple[int, float]:
@@ -165,7 +210,15 @@ def _read(recorder: WorkerRecorder, now_ns: int) -> _Counts:
         busy_ns = (
             recorder.gpu_busy_ns() if any(timer.on for timer in tuple(recorder.timers.values())) else None
         )
-    return _Counts(recorder.batches, recorder.tokens, recorder.samples, busy_ns, wait_in_ns, wait_out_ns)
+    return _Counts(
+        recorder.batches,
+        recorder.tokens,
+        recorder.samples,
+        recorder.flops,
+        busy_ns,
+        wait_in_ns,
+        wait_out_ns,
+    )
 
 
 WORKER_PROBE = WorkerRecorder("prefetcher", 0, Device("cpu"))
@@ -189,5 +242,6 @@ def _probe(recorder: WorkerRecorder) -> None:
     recorder.batches += 1
     recorder.samples += 1
     recorder.tokens += 1
+    recorder.flops += 1
     recorder.step = 1
     recorder.wait_out_ns += perf_counter_ns() - done_ns

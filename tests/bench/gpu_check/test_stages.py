@@ -35,6 +35,7 @@ from bench.gpu_check.stages import (
 )
 from bench.peers import speed
 from bench.subjects.trainer.counts import Proof
+from dflash.models.flops import drafter_flops, full_batch
 from steptime.child_process import Ended, run_python
 from steptime.records.types import Commit, ConfigRef, Machine
 from steptime.syncs.scopes import Place
@@ -376,9 +377,10 @@ def test_the_flops_of_a_step_are_those_of_its_products() -> None:
         # asked for is counted, not what was done.
         rows, distinct = shape.batch * shape.anchors * shape.block, shape.batch * shape.anchors + 1
         projected = shape.hidden * shape.head_dim * (shape.heads + 2 * shape.kv_heads)
-        assert mfu.products(shape) == counted.flops + 6 * (rows - distinct) * projected
-    assert mfu.attention(workload.SHAPE) < 0.5 * mfu.products(workload.SHAPE)
-    assert mfu.matmul_rate(64, torch.float32, "cpu") > 0
+        drafter = speed.drafter_shape(shape)
+        pairs = full_batch(drafter, shape.batch, shape.context, shape.anchors).pairs
+        attention = pairs * drafter_flops(drafter).pair
+        assert mfu.step_flops(shape) - attention == counted.flops + 6 * (rows - distinct) * projected
 
 
 def test_mfu() -> None:

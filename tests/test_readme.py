@@ -25,7 +25,7 @@ from dflash.cli import run
 from tests.pipeline.run import SMALL, write_ids
 
 ROOT = Path(__file__).parent.parent
-MADE = ("metrics.md", "syncs.md", "gpu-check.md", "reliability.md")
+MADE = ("metrics.md", "syncs.md", "gpu-check.md", "reliability.md", "soak.md")
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "baselines/README.md")),
     *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in MADE),

@@ -1,4 +1,4 @@
-"""Which side holds the others up: a pure function of the dashboard's own numbers."""
+"""Which side holds the others up, and which stage of it: a pure function of the dashboard's own numbers."""
 
 from __future__ import annotations
 
@@ -100,6 +100,9 @@ def _slowest_stage(values: Mapping[str, float], seconds: float, side: Side) -> t
             shares[stage] = mean_ms * 1e-3 * spans / seconds / max(1, _workers(values, role))
     if not shares:
         return "", 0.0
+    if side in ("target", "drafter"):
+        busy = _share(values, side, "busy_s", seconds) or 0.0
+        shares[f"{side}, outside its stages"] = busy - sum(shares.values())
     stage = max(shares, key=lambda one: shares[one])
     return stage, min(1.0, shares[stage])
 

@@ -92,9 +92,11 @@ def staged(side: str, **stages: float) -> dict[str, float]:
     [
         # 142 ms x 100 spans over the 2 x 10 s of two targets.
         ("target", {"target__pack_hidden": 142.0, "target__model_forward": 40.0}, "target.pack_hidden, 71%"),
-        ("target", {"target__model_forward": 40.0, "drafter__backward": 90.0}, "target.model_forward, 20%"),
+        ("target", {"target__model_forward": 140.0, "drafter__backward": 190.0}, "target.model_forward, 70%"),
+        # 99% busy, 20% of it in a stage: what is slow stands between them.
+        ("target", {"target__model_forward": 40.0}, "target, outside its stages, 79%"),
         ("drafter", {"drafter__backward": 60.0, "drafter__forward": 30.0}, "drafter.backward, 60%"),
-        ("drafter", {"drafter__queue_get": 90.0, "drafter__forward": 30.0}, "drafter.forward, 30%"),
+        ("drafter", {"drafter__queue_get": 90.0, "drafter__forward": 80.0}, "drafter.forward, 80%"),
     ],
 )
 def test_the_stage_that_sets_the_pace_is_named(side: str, stages: dict[str, float], text: str) -> None:

@@ -7,12 +7,14 @@ does the clock move on, and the monitor is ticked by hand. So every wait is as l
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dflash.models import stack
 from dflash.observe.bottleneck import find_bottleneck
 from dflash.observe.registry import COLLECTORS
 from dflash.pipeline.trainer import Trainer
@@ -180,6 +182,41 @@ def test_a_slow_prefetcher(tmp_path: Path, clock: Clock) -> None:
     most = STEPS * (PAUSE_S + BRIEF_S)
     assert STEPS * PAUSE_S - 1e-6 <= values["target/0/wait_in_s"] <= most + 1e-6
     assert values["pipeline/consumer_wait_s"] == pytest.approx(most)
+
+
+PLANTED: dict[str, Callable[[Trainer], tuple[Any, str]]] = {
+    "target.model_forward": lambda trainer: (trainer.target_workers[0]._target, "taps"),
+    "target.pack_hidden": lambda trainer: (trainer.target_workers[0], "_packed"),
+    "drafter.forward": lambda trainer: (trainer.replicas[0].drafter, "forward"),
+    "drafter.backward": lambda trainer: (stack._Pass, "backward"),
+    "drafter.optimizer_step": lambda trainer: (trainer.replicas[0].optimizer, "step"),
+    "target, outside its stages": lambda trainer: (trainer.target_workers[0], "_run_target"),
+}
+"""What to slow down so that a stage is slow."""
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("stage", PLANTED)
+def test_a_slow_stage_is_named_with_its_share(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    trainer = small_trainer(tmp_path, "train.steps=20", *BY_HAND, save_checkpoints=False)
+    slowness = Slowness(trainer, clock)
+    side = "drafter" if stage.startswith("drafter") else "target"
+    still = {
+        "target": lambda: slowness.drafters_wait() and slowness.prefetcher_rests(),
+        "drafter": slowness.targets_cannot_hand_over,
+    }
+    owner, name = PLANTED[stage](trainer)
+    monkeypatch.setattr(owner, name, slowed(getattr(owner, name), slowness._pause(still[side])))
+    (slowness._drafters if side == "target" else slowness._targets)(slowness._brief)
+    trainer.run()
+    verdict = trainer.observer.close().bottleneck
+    told = re.fullmatch(rf"bottleneck: {side} side, \w+ idle \d+%; {re.escape(stage)}, (\d+)%", verdict)
+    assert told is not None, verdict
+    # All the time that passes but for the others' brief steps passes there.
+    assert int(told[1]) >= 100 * PAUSE_S / (PAUSE_S + 2 * BRIEF_S)
 
 
 def test_a_worker_that_hangs_is_seen_while_it_hangs(tmp_path: Path, clock: Clock) -> None:

@@ -34,7 +34,7 @@ from tests.clock import Clock
 from tests.observe.parts import FakePrefetcher, FakeQueue, ListSink
 from tests.waiting import HANG_S, wait_until
 
-ROLES = RoleMap(("cpu",), ("cpu",))
+ROLES = RoleMap(("cpu",), ("cpu",), rates=(("cpu", 1e9),))
 
 
 class Probe(Collector):

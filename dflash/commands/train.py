@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from steptime.errors import UserError
 
 if TYPE_CHECKING:
     from dflash.observe.closing import Closing
+    from dflash.observe.timeline.log import Timeline
     from dflash.pipeline.resume import Resumption
     from dflash.pipeline.run_folder import RunFolder
     from dflash.pipeline.trainer import Trainer
@@ -47,6 +49,14 @@ def train(
             "--sync-guard", metavar="allow|log|disallow", help="What happens at a host sync in a worker."
         ),
     ] = "allow",
+    timeline: Annotated[
+        int,
+        typer.Option(
+            "--timeline",
+            metavar="N",
+            help="Write the last N steps as a picture: timeline.json (ui.perfetto.dev) and timeline.svg.",
+        ),
+    ] = 0,
     spare: Annotated[
         Path | None,
         typer.Option("--spare", help="Folder for the last checkpoint when the run folder's disk is full."),
@@ -60,6 +70,8 @@ def train(
     loaded = load_config(config, settings or ())
     if sync_guard not in ("allow", "log", "disallow"):
         raise UserError(f"--sync-guard {sync_guard}: must be allow, log or disallow")
+    if timeline < 0:
+        raise UserError(f"--timeline {timeline}: must be a number of steps, 0 for no picture")
     if dry_run:
         from dflash.pipeline.dry_run import print_plan
 
@@ -73,10 +85,19 @@ def train(
     from dflash.device import simulating
 
     with simulating((*loaded.target.devices, *loaded.drafter.devices)):
-        return _run(loaded, run_dir, sync_guard, spare)
+        return _run(loaded, run_dir, Choices(sync_guard, spare, timeline))
 
 
-def _run(config: Config, run_dir: Path, sync_guard: str, spare: Path | None) -> int:
+@dataclass(frozen=True)
+class Choices:
+    """What of the command is no setting of the run."""
+
+    sync_guard: str
+    spare: Path | None
+    timeline: int
+
+
+def _run(config: Config, run_dir: Path, choices: Choices) -> int:
     from dflash.pipeline import resume
     from dflash.pipeline.run_folder import hold
 
@@ -88,16 +109,17 @@ def _run(config: Config, run_dir: Path, sync_guard: str, spare: Path | None) -> 
             sys.stderr.write(f"dflash: {run_dir} is finished: {begin.steps_done} steps done\n")
             return 0
         sys.stderr.writelines(f"dflash: {note}\n" for note in begin.notes)
-        return _train(folder, begin, sync_guard, spare)
+        return _train(folder, begin, choices)
 
 
-def _train(folder: RunFolder, begin: Resumption, sync_guard: str, spare: Path | None) -> int:
+def _train(folder: RunFolder, begin: Resumption, choices: Choices) -> int:
     from dflash.data.prepare import list_skipped
     from dflash.observe.closing import closing
     from dflash.observe.observer import Observer
     from dflash.observe.roles import RoleMap
     from dflash.observe.syncs import NO_SCOPES, Scopes
     from dflash.observe.syncs.guard import GuardScopes
+    from dflash.observe.timeline.files import write_timeline
     from dflash.pipeline import resume
     from dflash.pipeline.build import measured_rates, prepare_inputs
     from dflash.pipeline.trainer import Trainer
@@ -112,11 +134,20 @@ def _train(folder: RunFolder, begin: Resumption, sync_guard: str, spare: Path | 
         resume.check_same_run(begin.state, inputs, str(run_dir))
     folder.write_config(config.model_dump_json(indent=1))
     scopes: Scopes = (
-        NO_SCOPES if sync_guard == "allow" else GuardScopes("log" if sync_guard == "log" else "disallow")
+        NO_SCOPES
+        if choices.sync_guard == "allow"
+        else GuardScopes("log" if choices.sync_guard == "log" else "disallow")
     )
-    observer = Observer(config.observe, run_dir, RoleMap.from_config(config, measured_rates(config)))
+    roles = RoleMap.from_config(config, measured_rates(config))
+    observer = Observer(config.observe, run_dir, roles, timeline=_timeline(config, choices.timeline))
     trainer = Trainer(
-        inputs, run_dir, observer, scopes=scopes, resume=begin.state, keep_scalars=False, spare_dir=spare
+        inputs,
+        run_dir,
+        observer,
+        scopes=scopes,
+        resume=begin.state,
+        keep_scalars=False,
+        spare_dir=choices.spare,
     )
     caught: list[int] = []
 
@@ -141,8 +172,17 @@ def _train(folder: RunFolder, begin: Resumption, sync_guard: str, spare: Path | 
         sys.stderr.writelines(
             f"sync guard: {line}\n" for line in scopes.summary() or ["no host sync in a worker"]
         )
+    if observer.timeline is not None:
+        sys.stderr.write(f"{write_timeline(observer.timeline, run_dir, config.name)}\n")
     said = closing(seen.bottleneck, seen.values, observer.roles)
     return _close(trainer, said, failure, caught)
+
+
+def _timeline(config: Config, steps: int) -> Timeline | None:
+    from dflash.observe.timeline.log import Timeline
+
+    batches = config.train.accumulation * len(config.drafter.devices)
+    return Timeline(steps, batches, ahead=config.queue.capacity + config.data.prefetch) if steps else None
 
 
 def _close(trainer: Trainer, said: Closing, failure: Failure | None, caught: list[int]) -> int:

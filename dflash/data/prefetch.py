@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash.data.batch import Batch, BatchSpec
 from dflash.data.plan import Plan
+from dflash.observe.timeline.log import PREFETCHED
 
 if TYPE_CHECKING:
     from dflash.observe.recorder import WorkerRecorder
@@ -197,7 +198,12 @@ class BatchPrefetcher:
         if timed:
             assert recorder is not None
             recorder.wait_out_since_ns = 0
-            recorder.wait_out_ns += time.perf_counter_ns() - built_ns
+            waited_ns = time.perf_counter_ns()
+            recorder.wait_out_ns += waited_ns - built_ns
+            if recorder.log is not None:
+                recorder.log.add("prefetcher.collate", began_ns, built_ns, batch.spec.index)
+                recorder.log.add("prefetcher.wait_out", built_ns, waited_ns, batch.spec.index)
+                recorder.log.add(PREFETCHED, waited_ns, waited_ns, len(self._ready))
             recorder.busy_ns += built_ns - began_ns
             recorder.batches += 1
             recorder.tokens += batch.tokens

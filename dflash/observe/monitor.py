@@ -18,6 +18,7 @@ from dflash.observe.metric import Metric
 from dflash.observe.outbox import SinkThread
 from dflash.observe.sinks.base import Row, RowKind
 from dflash.observe.syncs import NO_SCOPES, Scopes
+from dflash.observe.timeline.log import SpanLog
 from dflash.observe.window import FlushWindow
 
 logger = logging.getLogger("dflash.observe")
@@ -110,6 +111,7 @@ class Monitor:
         self._ordered = self._done = 0
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self.scopes: Scopes = NO_SCOPES
+        self.log: SpanLog | None = None
         self.cpu_s = 0.0
         self.ticks = self.flushes = 0
         self.fault: Exception | None = None
@@ -258,7 +260,10 @@ class Monitor:
         if flushing:
             self._flushed_ns = now_ns
             self._flush(window_s, names)
-        self._tick_ms = (perf_counter_ns() - now_ns) / 1e6
+        done_ns = perf_counter_ns()
+        self._tick_ms = (done_ns - now_ns) / 1e6
+        if self.log is not None:
+            self.log.add("tick", now_ns, done_ns)
         self.cpu_s = time.thread_time()
 
     def _sample(

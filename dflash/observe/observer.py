@@ -24,6 +24,7 @@ from dflash.observe.registry import COLLECTORS, all_metrics, chosen_sinks, famil
 from dflash.observe.roles import Role, RoleMap
 from dflash.observe.sinks.base import Sink, Surroundings
 from dflash.observe.syncs import Scopes
+from dflash.observe.timeline.log import Timeline
 from steptime.registry import unknown
 
 logger = logging.getLogger("dflash.observe")
@@ -58,10 +59,16 @@ class Observer:
     Args:
         run_dir: `metrics.jsonl` goes there.
         sinks: in place of those that the config asks for.
+        timeline: gets the spans of every thread; None: nobody records any.
     """
 
     def __init__(
-        self, config: ObserveConfig, run_dir: Path, roles: RoleMap, sinks: Sequence[Sink] | None = None
+        self,
+        config: ObserveConfig,
+        run_dir: Path,
+        roles: RoleMap,
+        sinks: Sequence[Sink] | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         on = COLLECTORS.chosen(config.collectors)
         self.config, self.run_dir, self.roles = config, run_dir, roles
@@ -89,6 +96,10 @@ class Observer:
             totals=self._totals,
             step=self._step,
         )
+        self.timeline = timeline
+        if timeline is not None:
+            self._monitor.log = timeline.log("monitor")
+            self.charge(timeline.account)
         for collector in on:
             self.switch(collector.name, True)
 
@@ -96,7 +107,7 @@ class Observer:
 
     def recorder(self, role: Role, index: int, device: Device | None = None) -> WorkerRecorder:
         """The recorder of a worker; one for each."""
-        recorder = WorkerRecorder(role, index, device or Device("cpu"), self.config.ring)
+        recorder = WorkerRecorder(role, index, device or Device("cpu"), self.config.ring, self.timeline)
         with self._lock:
             for collector in self._collectors:
                 collector.equip(recorder)

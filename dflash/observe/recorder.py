@@ -21,6 +21,10 @@ from typing import Any
 from dflash.device import Device
 from dflash.observe.histogram import MASK, SpanRing
 from dflash.observe.roles import Role
+from dflash.observe.syncs import allowed_sync
+from dflash.observe.timeline.log import SpanLog, Timeline
+
+_FAR_NS = 10_000_000_000
 
 
 class StageTimer(SpanRing):
@@ -29,15 +33,17 @@ class StageTimer(SpanRing):
     Attributes:
         on: the switch; read by the worker before each call.
         dropped: spans that found no free event pair (GPU stages only).
+        log: where its spans go for the timeline; None: there is none.
     """
 
-    __slots__ = ("_started_ns", "dropped", "name", "on")
+    __slots__ = ("_started_ns", "dropped", "log", "name", "on")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, log: SpanLog | None = None) -> None:
         super().__init__()
         self.name = name
         self.on = False
         self.dropped = 0
+        self.log = log
         self._started_ns = 0
 
     def start(self) -> None:
@@ -46,10 +52,14 @@ class StageTimer(SpanRing):
     def stop(self) -> None:
         started_ns = self._started_ns
         if started_ns:
+            now_ns = perf_counter_ns()
             count = self.count
-            self.ring[count & MASK] = perf_counter_ns() - started_ns
+            self.ring[count & MASK] = now_ns - started_ns
             self.count = count + 1
             self._started_ns = 0
+            log = self.log
+            if log is not None:
+                log.add(self.name, started_ns, now_ns)
 
     def add(self, value_ns: int) -> None:
         """Record a duration measured elsewhere, nanoseconds, at least 0."""
@@ -80,7 +90,7 @@ class CudaStageTimer(StageTimer):
     __slots__ = ("_open", "_pair", "_pool", "total_ns")
 
     def __init__(self, name: str, pool: EventPool) -> None:
-        super().__init__(name)
+        super().__init__(name, pool.log)
         self._pool = pool
         pool.stages.append(self)
         self._pair: tuple[Any, Any] | None = None
@@ -147,6 +157,7 @@ class EventPool(Instrument):
             come.
         stages: the timers that take pairs from here.
         span_ns: host time of one span, measured by `warm`: two records, two queries in place of reading it.
+        log: the stream's log of the timeline; None: there is none.
     """
 
     on = True
@@ -155,6 +166,8 @@ class EventPool(Instrument):
         self._device = device
         self.stages: list[CudaStageTimer] = []
         self.span_ns = 0.0
+        self.log: SpanLog | None = None
+        self._anchor: tuple[tuple[Any, Any], int] | None = None
         self.free: list[tuple[Any, Any]] = []
         self.stream: Any = None
         self._timers: list[CudaStageTimer | None] = []
@@ -183,6 +196,17 @@ class EventPool(Instrument):
                 event.record(self.stream)
                 event.query()
         self.span_ns = (perf_counter_ns() - started_ns) / max(1, len(self.free))
+        if self.log is not None and self.free:
+            self._set_anchor()
+
+    def _set_anchor(self) -> None:
+        """Tie the stream's time to the host's clock: an event that has fired by the time that the clock is
+        read. Waits for the device, before the first step."""
+        pair = self.free.pop()
+        with allowed_sync("the timeline's first moment, before the first step"):
+            pair[1].record(self.stream)
+            self._device.synchronize()
+        self._anchor = pair, perf_counter_ns()
 
     def put(self, timer: CudaStageTimer, pair: tuple[Any, Any]) -> None:
         """A stage has ended; its pair waits to be read. There is room for every pair."""
@@ -216,10 +240,26 @@ class EventPool(Instrument):
             assert timer is not None
             if not pair[1].query():
                 return
-            timer.add(int(pair[0].elapsed_time(pair[1]) * 1e6))
+            span_ns = int(pair[0].elapsed_time(pair[1]) * 1e6)
+            timer.add(span_ns)
             self._tail += 1
-            self.free.append(pair)
+            self.free.append(pair if self.log is None else self._kept(timer, pair, span_ns))
         self.on = False
+
+    def _kept(self, timer: CudaStageTimer, pair: tuple[Any, Any], span_ns: int) -> tuple[Any, Any]:
+        """Log a span that has been read; the pair that is free now.
+
+        CUDA tells times between events in a float32 of milliseconds, so a far anchor would be a coarse one:
+        the span's own end takes its place in time."""
+        if self._anchor is None or timer.log is None:
+            return pair
+        anchor, anchor_ns = self._anchor
+        begin_ns = anchor_ns + int(anchor[1].elapsed_time(pair[0]) * 1e6)
+        timer.log.add(timer.name, begin_ns, begin_ns + span_ns)
+        if begin_ns - anchor_ns < _FAR_NS:
+            return pair
+        self._anchor = pair, begin_ns + span_ns
+        return anchor
 
 
 class WorkerRecorder:
@@ -239,14 +279,18 @@ class WorkerRecorder:
             none: a worker that is stuck is seen while it is stuck. Set it before a wait; clear it before
             adding to the total.
         fault: (collector, error) of an instrument that failed, for the monitor, which takes it away.
+        log: the thread's log of the timeline; None: there is none. With one, stages and counters are on.
     """
 
-    def __init__(self, role: Role, index: int, device: Device, ring: int = 64) -> None:
+    def __init__(
+        self, role: Role, index: int, device: Device, ring: int = 64, timeline: Timeline | None = None
+    ) -> None:
         self.role = role
         self.index = index
         self.device = device
         self.timers: dict[str, StageTimer] = {}
-        self.count = False
+        self.log = None if timeline is None else timeline.log(self.label)
+        self.count = self.log is not None
         self.batches = self.tokens = self.samples = self.flops = self.step = 0
         self.busy_ns = self.wait_in_ns = self.wait_out_ns = 0
         self.wait_in_since_ns = self.wait_out_since_ns = 0
@@ -254,6 +298,8 @@ class WorkerRecorder:
         self._timing = False
         self._ring = ring
         self.pool = EventPool(device) if device.is_cuda or device.asynchronous else None
+        if self.pool is not None and timeline is not None:
+            self.pool.log = timeline.log(f"{self.label} stream")
         self.instruments: tuple[Instrument, ...] = () if self.pool is None else (self.pool,)
 
     @property
@@ -270,15 +316,19 @@ class WorkerRecorder:
                 self.pool.grow(self._ring)
                 self.timers[name] = CudaStageTimer(name, self.pool)
             else:
-                self.timers[name] = StageTimer(name)
-            self.timers[name].switch(self._timing)
+                self.timers[name] = StageTimer(name, self.log)
+            self.timers[name].switch(self._timing or self.log is not None)
         return self.timers[name]
 
     def switch_timers(self, on: bool) -> None:
         """Switch all stages, those still to come too; from any thread."""
         self._timing = on
         for timer in tuple(self.timers.values()):
-            timer.switch(on)
+            timer.switch(on or self.log is not None)
+
+    def switch_counters(self, on: bool) -> None:
+        """Switch the counters, from any thread."""
+        self.count = on or self.log is not None
 
     def gpu_busy_ns(self) -> int | None:
         """Cumulative time of the stages on the GPU's stream, as far as it has been read; None without such a

@@ -16,6 +16,7 @@ from dflash.config import TrainConfig
 from dflash.device import Device
 from dflash.models.objectives.base import gather_teacher
 from dflash.observe.syncs import mark_step
+from dflash.observe.timeline.log import DRAW, QUEUE, STEP
 from dflash.pipeline.exchange import ExchangeClosed, GradientExchange, Share
 from dflash.pipeline.hidden_queue import HiddenBatch, SharedHiddenStateQueue
 from dflash.pipeline.schedule import learning_rate
@@ -155,6 +156,10 @@ class DrafterWorker:
         except ExchangeClosed:
             return
 
+    def end(self) -> None:
+        """The loop is over: what of its spans the device has passed by now is read."""
+        self._recorder.step_boundary()
+
     def warm(self, item: HiddenBatch) -> None:
         """Everything that a step launches, on the stream that will train; weights and optimizer stay as they
         were. Waits for the device; the target keeps its buffer."""
@@ -172,6 +177,8 @@ class DrafterWorker:
         """One optimizer step. False when the run is over."""
         recorder, replica = self._recorder, self.replica
         mark_step(self.step_index)
+        log = recorder.log
+        stepped_ns = 0 if log is None else time.perf_counter_ns()
         replica.flat.zero_grad()
         weight, tokens, stats, plan_indices = 0.0, 0, None, []
         for index in range(self._config.accumulation):
@@ -202,6 +209,9 @@ class DrafterWorker:
         self._optimizer_step(total.weight, stats, tuple(plan_indices))
         if began_ns:
             recorder.busy_ns += time.perf_counter_ns() - exchanged_ns
+        if log is not None:
+            log.add("drafter.exchange", began_ns, exchanged_ns)
+            log.add(STEP, stepped_ns, time.perf_counter_ns(), self.step_index)
         return self._boundary(total)
 
     def _boundary(self, total: Share) -> bool:
@@ -244,7 +254,11 @@ class DrafterWorker:
         item = self._queue.get(self.index)
         if wanted_ns:
             recorder.wait_in_since_ns = 0
-            recorder.wait_in_ns += time.perf_counter_ns() - wanted_ns
+            drawn_ns = time.perf_counter_ns()
+            recorder.wait_in_ns += drawn_ns - wanted_ns
+            if recorder.log is not None and item is not None:
+                recorder.log.add(DRAW, drawn_ns, drawn_ns, item.batch.spec.index)
+                recorder.log.add(QUEUE, drawn_ns, drawn_ns, self._queue.depth())
         if timer.on:
             timer.stop()
         if self._consumed is not None and item is not None:

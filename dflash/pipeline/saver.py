@@ -16,6 +16,7 @@ import torch
 
 from dflash.device import Device
 from dflash.models.optimizer import FlatAdamW, FlatParameters
+from dflash.observe.timeline.log import SpanLog
 from dflash.pipeline import checkpoint
 from dflash.pipeline.checkpoint import NotWritten, State
 from dflash.pipeline.progress import Progress
@@ -93,6 +94,7 @@ class CheckpointSaver:
         make_state: an order and its tensors as the state that is written.
         before: called before a checkpoint appears: what its run reported before must be written first.
         told: gets one line for each checkpoint that could not be had.
+        log: the writer's, for the timeline; None: there is none.
         on_error: gets what nobody expected.
     """
 
@@ -107,7 +109,9 @@ class CheckpointSaver:
         before: Callable[[], None],
         told: Callable[[str], None],
         on_error: Callable[[BaseException], None],
+        log: SpanLog | None = None,
     ) -> None:
+        self._log = log
         self.written: Path | None = None
         self.written_step = 0
         self.order: Order | None = None
@@ -195,8 +199,11 @@ class CheckpointSaver:
 
     def _write_all(self) -> None:
         while (order := self._orders.get()) is not None:
+            began_ns = time.perf_counter_ns()
             try:
                 self._save(order)
+                if self._log is not None:
+                    self._log.add("checkpoint", began_ns, time.perf_counter_ns(), order.progress.step)
             except NotWritten as error:
                 last = f"the last one is {self.written.name}" if self.written else "there is none yet"
                 self._told(f"{error}; training goes on, {last}")

@@ -74,6 +74,7 @@ class Saving:
                 before=lambda: observer.settle(_SETTLE_S),
                 told=observer.event,
                 on_error=on_error,
+                log=None if observer.timeline is None else observer.timeline.log("checkpoint writer"),
             )
 
     def start(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from dflash.data.batch import Batch
 from dflash.device import Device
 from dflash.observe.syncs import mark_step
+from dflash.observe.timeline.log import PREFETCHED, PUT, QUEUE
 from dflash.pipeline.hand_over import Room, Staging, copied
 from dflash.pipeline.hidden_queue import Buffer, BufferPool, HiddenBatch, SharedHiddenStateQueue
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dflash.data.prefetch import BatchPrefetcher
     from dflash.models.target import Target
     from dflash.observe.recorder import WorkerRecorder
+    from dflash.observe.timeline.log import SpanLog
 
 
 class TargetWorker:
@@ -74,6 +76,10 @@ class TargetWorker:
         finally:
             self._queue.producer_done()
 
+    def end(self) -> None:
+        """The loop is over: what of its spans the device has passed by now is read."""
+        self._recorder.step_boundary()
+
     def step(self) -> bool:
         """One batch. False when there is none left."""
         recorder = self._recorder
@@ -105,13 +111,28 @@ class TargetWorker:
         if not handed:
             return False
         if wanted_ns:
-            recorder.wait_out_ns += time.perf_counter_ns() - packed_ns
+            handed_ns = time.perf_counter_ns()
+            recorder.wait_out_ns += handed_ns - packed_ns
             recorder.batches += 1
             recorder.samples += len(batch.lengths)
             recorder.tokens += batch.tokens
             recorder.flops += batch.flops[0]
+            if recorder.log is not None:
+                self._log(recorder.log, item, (wanted_ns, started_ns, pooled_ns, packed_ns, handed_ns))
         recorder.step_boundary()
         return True
+
+    def _log(self, log: SpanLog, item: HiddenBatch, moments: tuple[int, int, int, int, int]) -> None:
+        """One batch, for the timeline. The draw may be in the log before the put, which it came behind."""
+        wanted_ns, started_ns, pooled_ns, packed_ns, handed_ns = moments
+        batch = item.batch.spec.index
+        log.add("target.wait_in", wanted_ns, started_ns, batch)
+        log.add(PREFETCHED, started_ns, started_ns, self._prefetcher.depth_now())
+        log.add("target.wait_buffer", started_ns, pooled_ns, batch)
+        log.add("target.batch", pooled_ns, packed_ns, batch)
+        log.add("target.wait_out", packed_ns, handed_ns, batch)
+        log.add(PUT, item.put_ns, item.put_ns, batch)
+        log.add(QUEUE, handed_ns, handed_ns, self._queue.depth())
 
     def hidden_states(self, batch: Batch) -> HiddenBatch:
         """A batch's item without the queue, for the warm-up."""

@@ -365,6 +365,7 @@ class Trainer:
                     self._drain(worker)
                 raise
             self._drain(worker)
+            worker.end()
 
     def _drain(self, worker: TargetWorker | DrafterWorker) -> None:
         if isinstance(worker, DrafterWorker):

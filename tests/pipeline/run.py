@@ -9,6 +9,7 @@ from pathlib import Path
 from dflash.config import Config, load_config
 from dflash.observe.observer import Observer
 from dflash.observe.roles import RoleMap
+from dflash.observe.timeline.log import Timeline
 from dflash.pipeline.build import Inputs, prepare_inputs
 from dflash.pipeline.resume import check_same_run, find
 from dflash.pipeline.trainer import Trainer
@@ -72,6 +73,7 @@ def small_trainer(
     name: str = "run",
     inputs: Inputs | None = None,
     rates: tuple[tuple[str, float], ...] = (),
+    timeline: Timeline | None = None,
     **arguments,
 ) -> Trainer:
     """A trainer over `small_config`; its run folder is `folder / name`, and a checkpoint there is resumed."""
@@ -83,7 +85,7 @@ def small_trainer(
     inputs = dataclasses.replace(inputs, config=config) if inputs else prepare_inputs(config)
     if arguments["resume"] is not None:
         check_same_run(arguments["resume"], inputs, str(run_dir))
-    observer = Observer(config.observe, run_dir, RoleMap.from_config(config, rates))
+    observer = Observer(config.observe, run_dir, RoleMap.from_config(config, rates), timeline=timeline)
     return Trainer(inputs, run_dir, observer, **arguments)
 
 

@@ -132,7 +132,7 @@ class WorkersCollector(Collector):
 
     def throw(self, on: bool) -> None:
         for recorder in self.sources.recorders:
-            recorder.count = on
+            recorder.switch_counters(on)
 
     def reset(self) -> None:
         self._before.clear()

@@ -98,7 +98,7 @@ def evaluate(
     figures = summarise(results, shape.block_size)
     trained = loaded if checkpoint is not None else None
     modes = modes_of(tokenizer, read, results, thinking, trained)
-    between = evaluating.compare(target, model, read, results, figures, modes)
+    between = evaluating.compare(target, model, read, results, figures, modes, subject.logged_tau)
     about = subject.about | {
         "name": loaded.name,
         "drafter": str(subject.where),
@@ -127,6 +127,7 @@ class _Subject:
     tensors: Mapping[str, torch.Tensor]
     where: Path
     about: dict[str, Any]
+    logged_tau: float | None = None
 
 
 def _subject(
@@ -140,7 +141,8 @@ def _subject(
     if checkpoint is not None and drafter is None:
         trained = load_trained(checkpoint)
         loaded = load_config(config or settings_of(trained), settings)
-        found = _Subject(loaded, trained.shape, trained.tensors, trained.path, {"step": trained.step})
+        about, logged = {"step": trained.step}, trained.logged_tau
+        found = _Subject(loaded, trained.shape, trained.tensors, trained.path, about, logged)
     elif drafter is not None and checkpoint is None:
         shape, tensors = load_released(drafter)
         found = _Subject(load_config(config, settings), shape, tensors, drafter, {})

@@ -78,6 +78,7 @@ class Between:
         same_places: the same at the places where decoding drafted.
         decoded: what decoding accepted.
         chosen: share of the data's tokens that the target itself would have chosen.
+        logged_tau: accepted length that training logged in its last steps; None: not known.
     """
 
     data: SlotShares | None
@@ -86,6 +87,7 @@ class Between:
     decoded: SlotShares
     chosen: float | None
     modes: Modes = field(default_factory=Modes)
+    logged_tau: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         lines = {
@@ -98,7 +100,8 @@ class Between:
             )
         }
         thinking = asdict(self.modes) | {"differ": self.modes.differ}
-        return {**lines, "chosen": self.chosen, "thinking": thinking, "says": verdict(self)}
+        known = {"chosen": self.chosen, "logged_tau": self.logged_tau}
+        return {**lines, **known, "thinking": thinking, "says": verdict(self)}
 
 
 def shares(replayed: Sequence[Replayed]) -> SlotShares | None:
@@ -163,6 +166,12 @@ def verdict(between: Between) -> str:
         return _other_answers(between, data.tau, own.tau)
     if between.modes.differ:
         return _other_mode(between.modes)
+    if data is not None and between.logged_tau is not None and _large(between.logged_tau, data.tau):
+        return (
+            f"Training logged {between.logged_tau:.2f} tokens a pass in its last steps, and on the data's "
+            f"answers here it would be {data.tau:.2f}: either these texts are unlike those of training (add "
+            "such ones), or the target's layers, its weights or the template are not those of training."
+        )
     if _large(own.tau, decoded.tau):
         return (
             f"Decoding drafts at harder places than the average one ({own.tau:.2f} -> {decoded.tau:.2f}): it "
@@ -219,6 +228,8 @@ def table(between: Between) -> str:
     if between.data is not None:
         alone = " ".join(f"{share:6.1%}" for share in between.data.right)
         lines.append(f"{'  each slot alone':<24}{alone}    (data's answers, as training logs it)")
+    if between.logged_tau is not None:
+        lines.append(f"training logged         {between.logged_tau:.2f} tokens a pass in its last steps")
     if between.chosen is not None:
         lines.append(f"data's own tokens       {between.chosen:.1%} are what the target would have chosen")
     return "\n".join([*lines, *_thinking(between.modes), "", verdict(between)]) + "\n"

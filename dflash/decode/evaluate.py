@@ -133,12 +133,14 @@ def compare(
     results: Sequence[PromptResult],
     figures: Figures,
     modes: Modes | None = None,
+    logged_tau: float | None = None,
 ) -> Between:
     """What training says of the data's answers and of the target's own, beside what decoding accepted.
 
     Args:
         prompts, results: in the same order; the results hold the target's own answers.
         modes: who thinks, when it is known.
+        logged_tau: what training logged in its last steps, when it is known.
     """
     data, own, places = [], [], []
     with Progress("Comparing with training", len(prompts), "prompts") as progress:
@@ -157,6 +159,7 @@ def compare(
         decoded=decoded_shares(figures),
         chosen=chosen_share(data),
         modes=modes or Modes(),
+        logged_tau=logged_tau,
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dflash.models.drafter import DrafterShape
 from dflash.pipeline import checkpoint
+from dflash.pipeline.history import History, mean
 from dflash.release.released import check_tensors
 from steptime.errors import UserError
 
@@ -19,6 +22,7 @@ class Trained:
 
     Attributes:
         tensors: float32 masters.
+        logged_tau: mean accepted length that training logged in its last steps; None where it is not there.
         settings: the run's config.json; None when it is not beside the checkpoints.
     """
 
@@ -27,6 +31,7 @@ class Trained:
     step: int
     settings: Path | None
     path: Path
+    logged_tau: float | None = None
 
 
 def load_trained(path: str | Path) -> Trained:
@@ -53,4 +58,14 @@ def load_trained(path: str | Path) -> Trained:
         raise UserError(f"{folder}: its drafter_shape cannot be read: {error}") from None
     check_tensors(masters, shape, str(folder), torch.float32)
     settings = folder.resolve().parent.parent / "config.json"
-    return Trained(shape, masters, state.progress.step, settings if settings.exists() else None, folder)
+    found_settings = settings if settings.exists() else None
+    return Trained(shape, masters, state.progress.step, found_settings, folder, _logged_tau(state.history))
+
+
+def _logged_tau(history: dict[str, Any]) -> float | None:
+    try:
+        part = History.from_dict(history).window()
+    except (KeyError, TypeError, ValueError):
+        return None
+    value = mean(part).accept_length if part else math.nan
+    return value if math.isfinite(value) else None

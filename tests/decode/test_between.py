@@ -56,6 +56,18 @@ HIGH, LOW, NONE = line(0.8, 0.6, 0.4), line(0.4, 0.2, 0.1), line(0.02, 0.0, 0.0)
             Between(HIGH, HIGH, HIGH, LOW, 0.9),
             r"less than the drafter is right at the same places \(2.80 -> 1",
         ),
+        (
+            Between(LOW, LOW, LOW, LOW, 0.95, logged_tau=2.8),
+            r"logged 2.80 tokens a pass.* would be 1.70: .*layers, its weights or the template",
+        ),
+        (
+            Between(HIGH, HIGH, HIGH, HIGH, 0.95, logged_tau=2.9),
+            "No gap is large: decoding accepts what training says",
+        ),
+        (
+            Between(HIGH, LOW, LOW, LOW, 0.3, logged_tau=7.0),
+            r"chosen 30% of the data's tokens.*prepare --regenerate",
+        ),
         (Between(HIGH, HIGH, LOW, LOW, 0.9), r"harder places than the average one \(2.80 -> 1.70\)"),
         (Between(NONE, NONE, NONE, NONE, 0.9), "hardly ever right, on the data's answers too"),
         (Between(NONE, NONE, NONE, NONE, 0.001), r"only 0% of the data's tokens, so rewrite the answers"),

@@ -11,6 +11,8 @@ import torch
 from dflash.commands.eval import evaluate
 from dflash.commands.export import export
 from dflash.commands.train import train
+from dflash.decode import replay as replaying
+from dflash.decode import target_state as target_states
 from dflash.decode.between import verdict
 from dflash.decode.drafter_state import DrafterState
 from dflash.decode.evaluate import compare, is_tie
@@ -31,18 +33,13 @@ NEW = 1 + 6 * 8  # the first token comes from the prompt's pass, then whole bloc
 OPTIONS = {"limit": 4, "max_new_tokens": NEW, "temperature": 0.0, "top_p": 1.0, "seed": 0, "batch": 1}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run's folder; its target is a hybrid whose config names no end of text."""
-    folder = tmp_path_factory.mktemp("overfit")
-    model = parts.hybrid_model()
-    model.config.eos_token_id = model.generation_config.eos_token_id = None
-    target = parts.make_target(model, folder / "target")
-    answer = decode_plainly(target, [PROMPT], max_new_tokens=NEW).rows[0].tokens
+def _train_on(folder, file, answer, name):
+    """A run in `folder / name` that knows one answer by heart."""
     row = {"input_ids": PROMPT + answer, "loss_mask": [0] * len(PROMPT) + [1] * NEW}
-    (folder / "one.jsonl").write_text(json.dumps(row) + "\n")
+    data = folder / file
+    data.write_text(json.dumps(row) + "\n")
     settings = [
-        f"data.path={folder / 'one.jsonl'}",
+        f"data.path={data}",
         "data.max_length=64",
         "data.buckets=[64]",
         "data.batch_size=1",
@@ -67,7 +64,18 @@ def run(tmp_path_factory):
         "observe.terminal=off",
         "observe.collectors=[]",
     ]
-    assert train(None, settings, folder / "run") == 0
+    assert train(None, settings, folder / name) == 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder; its target is a hybrid whose config names no end of text."""
+    folder = tmp_path_factory.mktemp("overfit")
+    model = parts.hybrid_model()
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    target = parts.make_target(model, folder / "target")
+    answer = decode_plainly(target, [PROMPT], max_new_tokens=NEW).rows[0].tokens
+    _train_on(folder, "one.jsonl", answer, "run")
     return folder, target, answer
 
 
@@ -148,6 +156,34 @@ def test_a_decoder_with_other_features_than_training_is_named(compared, monkeypa
     )
     between, _ = compared()
     assert verdict(between).startswith("Decoding accepts less than the drafter is right at the same places")
+
+
+@pytest.mark.fault
+def test_features_of_other_layers_than_in_training_are_named(run, monkeypatch, capsys):
+    """Planted: the taps come from other layers than the drafter was trained on, everywhere alike."""
+    folder, _, _ = run
+    for module in (replaying, target_states):
+        monkeypatch.setattr(module, "stack_taps", lambda taps: torch.cat([*taps[1:], taps[0]], dim=-1))
+    evaluate(None, None, folder / "run", None, folder / "one.jsonl", out=folder / "layers", **OPTIONS)
+    says = json.loads((folder / "layers" / "eval.json").read_text())["between"]["says"]
+    assert says.startswith("Training logged 7.")
+    assert "the target's layers, its weights or the template are not those of training" in says
+    assert "--regenerate" not in says  # the answers are the target's own
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.fault
+def test_answers_of_somebody_else_are_named(run, capsys):
+    """Planted: the drafter learns an answer that the target would never have given."""
+    folder, _, _ = run
+    _train_on(folder, "foreign.jsonl", parts.prompts((NEW,), seed=5)[0], "foreign")
+    evaluate(None, None, folder / "foreign", None, folder / "foreign.jsonl", out=folder / "f", **OPTIONS)
+    between = json.loads((folder / "f" / "eval.json").read_text())["between"]
+    assert between["data"]["tau"] > between["own"]["tau"] + 1.0
+    assert between["chosen"] < 0.2
+    assert between["says"].startswith("The drafter knows the data's answers better than the target's own")
+    assert "dflash prepare --regenerate" in between["says"]
+    assert between["says"] in capsys.readouterr().out
 
 
 def test_eval_of_a_release_sampled_and_batched(run, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -165,6 +166,9 @@ def test_a_run_starts_from_a_released_drafter(tmp_path):
     first = small_trainer(tmp_path, "train.steps=40", name="first")
     before = losses(first)
     trained = load_trained(tmp_path / "first")
+    last = json.loads((trained.path / "state.json").read_text())["history"]["last"]
+    assert len(last) == 40
+    assert trained.logged_tau == pytest.approx(sum(point[2] for point in last[-4:]) / 4)
     export(trained.shape, trained.tensors, first.inputs.info, tmp_path / "released")
     warm = losses(small_trainer(tmp_path, f"drafter.init={tmp_path / 'released'}", name="second"))
     assert warm[0] < 0.8 * before[0]

@@ -26,15 +26,16 @@ from steptime.report.files import write_all
 from steptime.report.show import show
 from steptime.statistics.intended import Allowance, Numerics, parse_allowance
 from steptime.subjects.injection import parse_injection
-from steptime.subjects.steps.kind import StepsKind
+from steptime.subjects.steps.kind import LoopKind
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("gate")(gate)
+    app.command("gate", context_settings={"allow_extra_args": True})(gate)
 
 
 def gate(
+    context: typer.Context,
     base: Annotated[str, option("--base REF", "commit to compare with, e.g. origin/main or HEAD^1")],
     config: arguments.Config = None,
     settings: arguments.Settings = None,
@@ -68,11 +69,15 @@ def gate(
         option("--accept-from FILE", "a pull request's text; its lines `Bench-Accept: ...` are allowances"),
     ] = None,
     subject: arguments.Subject = None,
+    hf: arguments.Hf = False,
+    lightning: arguments.Lightning = False,
     install: Annotated[
         str,
-        option("--install CMD", "makes the environment of each side of a --subject FILE, in its worktree"),
+        option("--install CMD", "makes the environment of each side of a trainer of yours, in its worktree"),
     ] = "",
-    head_subject: Annotated[bool, option("--head-subject", "head's subject file over base's code")] = False,
+    head_subject: Annotated[
+        bool, option("--head-subject", "head's subject file or script over base's code")
+    ] = False,
 ) -> int:
     """Is this commit slower than that one, on this machine, now? Two persistent worker processes take
     turns."""
@@ -85,7 +90,7 @@ def gate(
     accepted = _accepted(accept_from)
     if accepted.numerics is not Numerics.SAME and numerics is not Numerics.SAME:
         raise UserError("--numerics and the text of --accept-from both say how losses are compared")
-    kind = find(subject)
+    kind = find(arguments.framework(context, hf, lightning) or subject, context.args)
     options = Options(
         base=base,
         config=kind.settings(config, settings or ()),
@@ -130,9 +135,9 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
     folder = run_files.choose_folder(options.out, "gate").resolve()
     places = {} if root is None else {"root": root}
     checkout = checked_out(options.base, reporter.say, **places)
-    if isinstance(options.kind, StepsKind):
+    if isinstance(options.kind, LoopKind):
         kind = options.kind.in_tree()
-        options, places = replace(options, kind=kind), {"root": kind.root}
+        options, places = replace(options, kind=kind, config=kind.settings(None, ())), {"root": kind.root}
         checkout = anywhere.checked_out(
             kind,
             options.base,
@@ -141,7 +146,7 @@ def run_gate(options: Options, reporter: Reporter, root: Path | None = None) -> 
             head_subject=options.head_subject,
         )
     elif options.install or options.head_subject:
-        raise UserError("--install and --head-subject need a --subject FILE")
+        raise UserError("--install and --head-subject need a --subject FILE, --hf or --lightning")
     started = time.monotonic()
     try:
         with checkout as (base, head):

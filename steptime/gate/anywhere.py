@@ -18,7 +18,7 @@ from steptime.errors import UserError
 from steptime.gate.worktrees import PREFIX, Tree, resolve, sweep, worktree
 from steptime.machine.commit import read_commit
 from steptime.records.types import Commit
-from steptime.subjects.steps.kind import StepsKind
+from steptime.subjects.steps.kind import LoopKind
 
 LOCKS = {
     "uv.lock": "uv sync --frozen --active",
@@ -32,7 +32,7 @@ DECLARED = ("pyproject.toml", "setup.py", "setup.cfg")
 
 @contextlib.contextmanager
 def checked_out(
-    kind: StepsKind,
+    kind: LoopKind,
     reference: str,
     say: Callable[[str], None],
     *,
@@ -42,7 +42,7 @@ def checked_out(
     """(base, head) as trees; their worktrees are removed at the end. A dirty head is measured in place.
 
     Args:
-        kind: named from the top of its repository (`StepsKind.in_tree`).
+        kind: named from the top of its repository (`in_tree`).
         install: shell command that installs what a tree needs, in the tree; empty: by its own lock, where the
             two differ.
         head_subject: head's subject over base's code, though base has one.
@@ -50,7 +50,7 @@ def checked_out(
     Raises:
         UserError: no such base, or an environment that cannot be made.
     """
-    root, place = kind.root, kind.name.partition(":")[0]
+    root, place = kind.root, kind.place
     identity, head = resolve(reference, root), read_commit(root)
     sweep(root)
     with contextlib.ExitStack() as stack:
@@ -98,7 +98,9 @@ def environment(root: Path, install: str, say: Callable[[str], None]) -> str:
         text=True,
         check=True,
     ).stdout.strip()
-    Path(own, "steptime-fallback.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    # `addsitedir` reads the .pth files there as well, which a bare path would not: editable installs.
+    fallback = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    Path(own, "steptime-fallback.pth").write_text(fallback, encoding="utf-8")
     found = {"VIRTUAL_ENV": str(place), "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     _call(command, root, {**os.environ, **found})
     (place / "complete").touch()

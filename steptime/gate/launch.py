@@ -173,6 +173,7 @@ def _both(
 def _close(workers: Sequence[WorkerProcess], found: Launch) -> None:
     """End both and lay their losses beside their segments."""
     equal: dict[int, list[bool | None]] = {pair.number: [] for pair in found.pairs}
+    notes: dict[str, list[str]] = {}
     for worker in workers:
         name, result = worker.tree.name, worker.finish()
         own = [
@@ -191,5 +192,7 @@ def _close(workers: Sequence[WorkerProcess], found: Launch) -> None:
         if result["peak_memory_bytes"]:
             found.memory_bytes[name] = int(result["peak_memory_bytes"])
         found.faults += [f"{name}: {fault}" for fault in result["faults"]]
-        found.notes += [f"{name}: {note}" for note in result["notes"]]
+        for note in result["notes"]:
+            notes.setdefault(note, []).append(name)
+    found.notes += [note if len(names) > 1 else f"{names[0]}: {note}" for note, names in notes.items()]
     found.pairs = [replace(pair, losses_equal=both(equal[pair.number])) for pair in found.pairs]

@@ -8,10 +8,11 @@ from itertools import zip_longest
 
 from steptime.baselines.store import record_command
 from steptime.records.costs import Estimate, SwitchCost
-from steptime.records.pairs import PLACEBO, Layer, Segment
+from steptime.records.pairs import ALL, PLACEBO, Layer, Segment
 from steptime.records.receipt import Receipt
-from steptime.records.types import ExactCounts, ExitCode, MachineState, Throughput, Verdict
+from steptime.records.types import OFF, ExactCounts, ExitCode, MachineState, Throughput, Verdict
 from steptime.statistics.counts import KINDS as KINDS
+from steptime.statistics.intended import rises_by_place
 
 MEANING = {
     Verdict.WITHIN: "within the budget",
@@ -45,6 +46,27 @@ def accounted(percent: float | None) -> str:
 def added(count: int | None) -> str:
     """`+3`, `0`, or `n/a` where it cannot be counted."""
     return "n/a" if count is None else "0" if count == 0 else f"{count:+d}"
+
+
+def added_syncs(receipt: Receipt, most: int = 4) -> list[str]:
+    """Where syncs were added, the most first: `norms: loop.py:28 make.<locals>.step (item()) +4`."""
+    reference = "base" if receipt.command == "gate" else OFF
+    off, single = receipt.counts.get(reference), any(one.name in receipt.counts for one in receipt.collectors)
+    if off is None:
+        return []
+    found = [
+        (rise.added, f"{arm}: {_without_main(rise.role)}{rise.where} {rise.added:+d}")
+        for arm, counts in receipt.counts.items()
+        if arm != reference and not (single and arm == ALL)
+        for rise in rises_by_place(off, counts)
+        if rise.kind == "syncs"
+    ]
+    lines = [text for _, text in sorted(found, key=lambda one: -one[0])]
+    return lines if len(lines) <= most else [*lines[: most - 1], f"{len(lines) - most + 1} more places"]
+
+
+def _without_main(role: str) -> str:
+    return "" if role == "main" else f"{role} "
 
 
 def layers(value: Estimate | None) -> tuple[str, str, str]:

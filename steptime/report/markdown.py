@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tabulate import tabulate
 
 from steptime.records.costs import SwitchCost
 from steptime.records.receipt import Receipt
 from steptime.records.types import OFF, Verdict
 from steptime.report import formatting, terminal
+from steptime.statistics.intended import without_line
 
 MARKS = {
     Verdict.WITHIN: "✅",
@@ -112,16 +115,31 @@ def differing_places(receipt: Receipt) -> list[tuple[str, str, str, str, str]]:
     if off is None:
         return []
     known = {(place.kind, place.role, place.where): place.count for place in off.places}
+    moves = receipt.command == "gate"
     rows = []
     for arm, counts in receipt.counts.items():
         here = {(place.kind, place.role, place.where): place.count for place in counts.places}
         if arm == reference:
             continue
-        for kind, role, where in sorted(set(here) | set(known)):
-            more = here.get((kind, role, where), 0) - known.get((kind, role, where), 0)
-            if more:
-                rows.append((arm, kind, role, where, f"{more:+d}"))
+        more = {key: n for key in {*here, *known} if (n := here.get(key, 0) - known.get(key, 0))}
+        for kind, role, where in sorted(without_moved(more) if moves else more):
+            rows.append((arm, kind, role, where, f"{more[kind, role, where]:+d}"))
     return rows
+
+
+def without_moved(more: Mapping[tuple[str, str, str], int]) -> dict[tuple[str, str, str], int]:
+    """Differences by (kind, role, where), less those of lines that only moved: as much came to one line of a
+    function as left another."""
+    left = dict(more)
+    for (kind, role, where), count in sorted(more.items()):
+        twins = [
+            key
+            for key, other in left.items()
+            if other == -count and key[:2] == (kind, role) and without_line(key[2]) == without_line(where)
+        ]
+        if (kind, role, where) in left and twins:
+            del left[kind, role, where], left[min(twins)]
+    return left
 
 
 def _machine(receipt: Receipt) -> str:

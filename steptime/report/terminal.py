@@ -106,6 +106,7 @@ def facts(receipt: Receipt) -> list[tuple[str, str]]:
         )
         rows.append(("would find", f"{formatting.mde([receipt.all])}{each} (in 95 of 100 runs)"))
     rows += [("losses", formatting.losses(receipt)), ("exact counts", exact_line(receipt))]
+    rows += [("added at", text) for text in formatting.added_syncs(receipt)]
     if not gate:
         rows += [
             ("throughput", formatting.throughput(receipt.throughput)),

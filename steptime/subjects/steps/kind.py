@@ -45,6 +45,19 @@ class LoopKind:
         """Make the loop. Raises UserError."""
         raise NotImplementedError
 
+    def settings(self, config: str | None, changes: Sequence[str]) -> Settings:
+        """Name and digest of what is trained. Raises UserError: it is not there."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> str:
+        """The file or module that brings the loop, as it is named."""
+        raise NotImplementedError
+
+    def in_tree(self) -> LoopKind:
+        """The same, its file named from the top of its repository, which becomes the current folder."""
+        raise NotImplementedError
+
     def devices(self, settings: Any) -> Sequence[str]:
         """By the machine: the loop is not built for the asking."""
         from steptime.subjects.steps.loop import devices_of  # heavy: torch, as below
@@ -111,11 +124,15 @@ class StepsKind(LoopKind):
 
     def __init__(self, reference: str) -> None:
         self.name = reference
-        self._place, _, self._attribute = reference.partition(":")
-        file = Path(self._place)
-        self.file = file.resolve() if file.suffix == ".py" else _origin(self._place)
+        place, _, self._attribute = reference.partition(":")
+        self._place, file = place, Path(place)
+        self.file = file.resolve() if file.suffix == ".py" else _origin(place)
         folder = self.file.parent if self.file is not None and self.file.parent.is_dir() else Path.cwd()
         self.root = tree_of(folder)
+
+    @property
+    def place(self) -> str:
+        return self._place
 
     @staticmethod
     def means(text: str) -> bool:
@@ -124,7 +141,6 @@ class StepsKind(LoopKind):
         return ":" in text or place.endswith(".py") or os.sep in place or _origin(place) is not None
 
     def in_tree(self) -> StepsKind:
-        """The same, named from the top of its repository."""
         if self.file is None or Path(self._place).suffix != ".py":
             return self
         place = self.file.relative_to(self.root).as_posix()

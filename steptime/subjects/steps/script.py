@@ -67,6 +67,16 @@ class ScriptKind(LoopKind):
         self.name, self._words = name, tuple(words)
         self.root = tree_of(Path(words[0]).resolve().parent if words else Path.cwd())
 
+    @property
+    def place(self) -> str:
+        return self._words[0]
+
+    def in_tree(self) -> ScriptKind:
+        self.settings(None, ())
+        place = Path(self.place).resolve().relative_to(self.root).as_posix()
+        os.chdir(self.root)
+        return ScriptKind(self.name, (place, *self._words[1:]))
+
     def settings(self, config: str | None, changes: Sequence[str]) -> Settings:
         refuse_settings(f"--{self.name}", config, changes)
         if not self._words:

@@ -15,7 +15,9 @@ from steptime.gate.counters import added, count_both
 from steptime.gate.verdict import Options
 from steptime.machine.commit import git
 from steptime.progress import Reporter
+from steptime.report import formatting
 from steptime.subjects.steps.kind import StepsKind
+from steptime.subjects.steps.script import ScriptKind
 
 QUIET = Reporter(quiet=True)
 LIBRARY = """
@@ -102,6 +104,29 @@ def test_a_gate_finds_a_planted_sync_and_passes_nothing(
     assert receipt.pairs
     assert any("head: syncs rose by 2" in reason for reason in receipt.reasons) == over
     assert not any("comparable" in reason or "rose by" in reason for reason in receipt.reasons if not over)
+
+
+@pytest.mark.thorough
+def test_a_gate_of_a_hugging_face_script_needs_no_code(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    monkeypatch.setattr("steptime.machine.state.unfit", lambda before, after: [])
+    example = Path(__file__).parents[3] / "examples" / "hf_trainer.py"
+    script = example.read_text()
+    commit(repository, train_hf=script)
+    planted = script.replace("norm().item()", "norm().item() + one.grad.sum().item()")
+    commit(repository, train_hf=planted)
+    (repository / "scripts").mkdir()
+    monkeypatch.chdir(repository / "scripts")
+    kind = ScriptKind("hf", ["../train_hf.py"])
+    options = Options(
+        "HEAD^1", kind.settings(None, ()), kind, minutes=0.05, launches=2, out=str(tmp_path / "o")
+    )
+    receipt = run_gate(options, QUIET)
+    assert receipt.pairs
+    assert "head: syncs rose by 84" in receipt.reasons  # 21 gradients in each of four steps
+    assert formatting.added_syncs(receipt)[0].startswith("head: train_hf.py:")
 
 
 @pytest.mark.thorough

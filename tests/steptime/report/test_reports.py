@@ -185,3 +185,28 @@ def test_throughputs_for_people(value: float, text: str) -> None:
 def test_no_number_is_a_negative_zero() -> None:
     assert formatting.number(-0.001) == "0.00"
     assert formatting.number(-0.01) == "-0.01"
+
+
+def test_a_line_that_only_moved_is_no_difference() -> None:
+    old, new, other = "a.py:37 step (item())", "a.py:38 step (item())", "a.py:40 step (item())"
+    moved = {("sync", "main", old): -4, ("sync", "main", new): 4}
+    assert markdown.without_moved(moved) == {}
+    added = {**moved, ("sync", "main", other): 4}
+    assert sum(markdown.without_moved(added).values()) == 4
+    assert len(markdown.without_moved(added)) == 1
+    elsewhere = {("sync", "main", old): -4, ("sync", "main", "a.py:38 other (item())"): 4}
+    assert markdown.without_moved(elsewhere) == elsewhere
+
+
+def test_the_terminal_names_the_places_that_added_syncs() -> None:
+    receipt = SCENES["over"]()
+    line = "profile: drafter/0 dflash/observe/collectors/profile.py:41 sample (item()) +8"
+    assert ("added at", line) in terminal.facts(receipt)
+    assert not [name for name, _ in terminal.facts(SCENES["within"]()) if name == "added at"]
+    (place,) = (one for one in receipt.counts["profile"].places if one.kind == "sync")
+    places = [replace(place, where=f"a.py:{n} f{n} (item())", count=n) for n in range(1, 10)]
+    many = {**receipt.counts, "profile": replace(receipt.counts["profile"], places=tuple(places))}
+    told = formatting.added_syncs(replace(receipt, counts=many))
+    assert told[0] == "profile: drafter/0 a.py:9 f9 (item()) +9"
+    assert len(told) == 4
+    assert told[-1] == "6 more places"

@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -158,6 +159,11 @@ class BatchPrefetcher:
         self._drawn.notify_all()
 
     def _run(self) -> None:
+        recorder = self._recorder
+        with contextlib.nullcontext() if recorder is None else recorder.clock.running():
+            self._build_all()
+
+    def _build_all(self) -> None:
         try:
             while self._stop_index is None or self._next < self._stop_index:
                 if not self._build():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dflash.observe.roles import RoleMap
+from steptime.host_time import HeldShare
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def closing(bottleneck: str, values: Mapping[str, float], roles: RoleMap) -> Clo
     figures: dict[str, float | str | None] = {"bottleneck": bottleneck}
     figures |= {name: values.get(f"{side}/mfu") for name, side in _SHARES.items()}
     figures["matmul_flops_per_second"] = roles.rate() or None
-    lines = [bottleneck, mfu_line(values, roles)]
+    figures |= host_figures(values)
+    lines = [bottleneck, mfu_line(values, roles), lock_line(values, len(roles.targets) + len(roles.drafters))]
     return Closing(tuple(line for line in lines if line), figures)
 
 
@@ -52,6 +54,61 @@ def mfu_line(values: Mapping[str, float], roles: RoleMap) -> str:
         f"{role}s {values[f'{role}/mfu']:.1%}" for role in ("target", "drafter") if f"{role}/mfu" in values
     )
     return f"MFU {share:.1%} of {flops_text(roles.rate())}/s, this machine's own matmul rate ({sides})"
+
+
+def host_figures(values: Mapping[str, float]) -> dict[str, float | str | None]:
+    """What a batch takes of a worker's host thread, and what the interpreter lock allows."""
+    figures: dict[str, float | str | None] = {
+        f"{role}_host_s_per_batch": _per_batch(values, role, "host_s") for role in ("target", "drafter")
+    }
+    found = lock_found(values)
+    figures["lock_held"] = found.share if found else None
+    figures["lock_held_95"] = "{:.3f} to {:.3f}".format(*found.bounds) if found else None
+    figures["lock_tokens_per_second"] = _rate(values) / found.share if found and found.held else None
+    return figures
+
+
+def lock_found(values: Mapping[str, float]) -> HeldShare | None:
+    """The looks at the interpreter lock of a whole run."""
+    wakes = round(values.get("host/lock_wakes", 0.0))
+    return HeldShare(round(values["host/lock_held_ratio"] * wakes), wakes) if wakes else None
+
+
+def lock_line(values: Mapping[str, float], workers: int) -> str:
+    """What the interpreter lock allows. A token takes as much of it whatever the number of workers, and there
+    is one lock: tokens per second over the share held is its bound for any number, eight or those there are.
+
+    `interpreter lock held 23% of the time (18 to 29%): at 8 workers it allows at most 41,000 tok/s`"""
+    found, rate = lock_found(values), _rate(values)
+    if found is None or not rate:
+        return ""
+    low, high = found.bounds
+    bound = f"at most {rate / found.share:,.0f} tok/s" if found.held else f"{rate / high:,.0f} tok/s or more"
+    return (
+        f"interpreter lock held {found.share:.0%} of the time ({low:.0%} to {high:.0%}): "
+        f"at {max(_WORKERS, workers)} workers it allows {bound}"
+    )
+
+
+_WORKERS = 8
+
+
+def _rate(values: Mapping[str, float]) -> float:
+    """Tokens per second of all drafters."""
+    return sum(
+        value
+        for key, value in values.items()
+        if key.startswith("drafter/") and key.endswith("/tokens_per_second") and "capacity" not in key
+    )
+
+
+def _per_batch(values: Mapping[str, float], role: str, name: str) -> float | None:
+    """`name` of all workers of a role over their batches; None where it was not measured."""
+    batches, total = (
+        sum(value for key, value in values.items() if key.startswith(f"{role}/") and key.endswith(f"/{one}"))
+        for one in ("batches", name)
+    )
+    return total / batches if batches and total else None
 
 
 def flops_text(flops: float) -> str:

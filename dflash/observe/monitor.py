@@ -20,6 +20,7 @@ from dflash.observe.sinks.base import Row, RowKind
 from dflash.observe.syncs import NO_SCOPES, Scopes
 from dflash.observe.timeline.log import SpanLog
 from dflash.observe.window import FlushWindow
+from steptime.host_time import LockProbe
 
 logger = logging.getLogger("dflash.observe")
 
@@ -81,6 +82,7 @@ class Monitor:
             whether anybody sees this tick: a screen is on, or a flush is due.
         totals: drops and CPU time up to now.
         step: drafter 0's optimizer step.
+        lock: looks at the interpreter lock between two ticks, while it is on.
     """
 
     def __init__(
@@ -95,11 +97,13 @@ class Monitor:
         find: Callable[[str], Metric | None],
         totals: Callable[[], Totals],
         step: Callable[[], int],
+        lock: LockProbe,
     ) -> None:
         self._collectors, self._sinks = collectors, sinks
         self._tick_s, self._flush_s = tick_s, flush_s
         self._live = any("live" in sink.sink.kinds for sink in sinks)
         self._before_tick, self._fail, self._totals, self._step = before_tick, fail, totals, step
+        self._lock = lock
         self._window = FlushWindow(find)
         self.run_window = FlushWindow(find)
         self._started_ns = self._last_ns = self._flushed_ns = perf_counter_ns()
@@ -211,7 +215,7 @@ class Monitor:
     def _loop(self) -> None:
         due = time.perf_counter() + self._tick_s
         while not self._over:
-            asked = self._wake.wait(None if self._held else max(0.0, due - time.perf_counter()))
+            asked = self._sleep(due)
             woken = time.perf_counter()
             if asked:
                 self._obey()
@@ -221,6 +225,16 @@ class Monitor:
             # After a stall go on from when it ended, and do not hurry through the ticks missed.
             due = max(due, woken - self._tick_s) + self._tick_s
         self._guarded_tick(0.0, last=True)
+
+    def _sleep(self, due: float) -> bool:
+        """Until `due`, or for ever while the clock is held; whether somebody woke it. On the way it wakes to
+        look at the interpreter lock, where that is on."""
+        if self._held:
+            return self._wake.wait()
+        while self._lock.on and (left := due - time.perf_counter()) > 0.0:
+            if self._lock.wait(self._wake.wait, left):
+                return True
+        return self._wake.wait(max(0.0, due - time.perf_counter()))
 
     def _obey(self) -> None:
         self._wake.clear()

@@ -95,6 +95,7 @@ class Observer:
             find=MetricIndex(all_metrics()).find,
             totals=self._totals,
             step=self._step,
+            lock=self._sources.lock,
         )
         self.timeline = timeline
         if timeline is not None:

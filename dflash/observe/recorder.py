@@ -23,6 +23,7 @@ from dflash.observe.histogram import MASK, SpanRing
 from dflash.observe.roles import Role
 from dflash.observe.syncs import allowed_sync
 from dflash.observe.timeline.log import SpanLog, Timeline
+from steptime.host_time import ThreadClock
 
 _FAR_NS = 10_000_000_000
 
@@ -278,6 +279,7 @@ class WorkerRecorder:
         wait_in_since_ns, wait_out_since_ns: `perf_counter_ns` at which the wait in progress began, 0 for
             none: a worker that is stuck is seen while it is stuck. Set it before a wait; clear it before
             adding to the total.
+        clock: CPU time of the thread; it runs around all that the thread does.
         fault: (collector, error) of an instrument that failed, for the monitor, which takes it away.
         log: the thread's log of the timeline; None: there is none. With one, stages and counters are on.
     """
@@ -295,6 +297,7 @@ class WorkerRecorder:
         self.busy_ns = self.wait_in_ns = self.wait_out_ns = 0
         self.wait_in_since_ns = self.wait_out_since_ns = 0
         self.fault: tuple[str, Exception] | None = None
+        self.clock = ThreadClock()
         self._timing = False
         self._ring = ring
         self.pool = EventPool(device) if device.is_cuda or device.asynchronous else None

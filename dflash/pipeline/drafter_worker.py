@@ -150,9 +150,10 @@ class DrafterWorker:
     def run(self) -> None:
         """Until the configured number of steps, or the run stops."""
         try:
-            self._exchange.join(self.index, self.replica.flat.grad, self.device)
-            while self.step_index < self._config.steps and self.step():
-                pass
+            with self._recorder.clock.running():
+                self._exchange.join(self.index, self.replica.flat.grad, self.device)
+                while self.step_index < self._config.steps and self.step():
+                    pass
         except ExchangeClosed:
             return
 

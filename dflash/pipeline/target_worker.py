@@ -71,8 +71,9 @@ class TargetWorker:
     def run(self) -> None:
         """Until the prefetcher has no more, or the run stops."""
         try:
-            while self.step():
-                pass
+            with self._recorder.clock.running():
+                while self.step():
+                    pass
         finally:
             self._queue.producer_done()
 

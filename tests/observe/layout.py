@@ -116,6 +116,7 @@ class Layout:
                 recorder.step += 1
                 recorder.busy_ns += 200_000_000
                 recorder.wait_in_ns += 40_000_000
+                recorder.clock._ended_ns = (recorder.clock._ended_ns or 0) + 90_000_000
             (snapshots,) = [one for one in recorder.instruments if isinstance(one, Snapshots)]
             if snapshots.on:
                 snapshots.on = False
@@ -123,6 +124,8 @@ class Layout:
                     name: {"all": {"current": 10**10, "peak": 10**10}}
                     for name in ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
                 } | {"num_alloc_retries": 0, "num_device_alloc": 7}
+        lock = self.observer._sources.lock
+        lock.held, lock.wakes = lock.held + 1, lock.wakes + 4
         self.queue.buckets = {bucket: self._random.randrange(4) for bucket in (512, 1024, 2048, 4096)}
         self.queue.oldest = time.perf_counter_ns() - 10**9
         self.queue.counters.put_count += steps * TARGETS

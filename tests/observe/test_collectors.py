@@ -16,6 +16,7 @@ from dflash.observe.collectors.pipeline import PipelineCollector, entropy_bits
 from dflash.observe.collectors.profile import ProfileCollector
 from dflash.observe.collectors.workers import WorkersCollector
 from dflash.observe.recorder import WorkerRecorder
+from steptime.host_time import lock_unseen
 from tests.observe.parts import FakeDevice, FakePrefetcher, FakeQueue, recorder_on, sources
 
 SECOND = 1_000_000_000
@@ -158,6 +159,42 @@ def test_workers_sees_a_worker_that_is_stuck() -> None:
     drafter.wait_in_since_ns = SECOND // 4
     assert collector.sample(SECOND)["drafter/0/wait_in_s"] == 0.75
     assert collector.sample(2 * SECOND)["drafter/0/wait_in_s"] == 1.0
+
+
+def test_workers_tell_the_host_time_of_threads_that_run_that_are_to_begin_and_that_have_ended() -> None:
+    source = sources(targets=("cpu", "cpu:1"), drafters=("cpu:2",))
+    source.recorders = [WorkerRecorder("target", i, Device("cpu")) for i in range(2)]
+    source.recorders += [
+        WorkerRecorder("drafter", 0, Device("cpu")),
+        WorkerRecorder("prefetcher", 0, Device("cpu")),
+    ]
+    early, late, _never, prefetcher = (one.clock for one in source.recorders)
+    early._ended_ns, prefetcher._ended_ns = 5 * SECOND, SECOND
+    collector = on(WorkersCollector(source))
+    early._ended_ns, late._ended_ns, prefetcher._ended_ns = 7 * SECOND, SECOND // 2, 3 * SECOND
+    values = collector.sample(SECOND)
+    assert values["target/0/host_s"] == 2.0  # what it took before the switch is not counted
+    assert values["target/1/host_s"] == 0.5  # it began behind the switch: all of it
+    assert "drafter/0/host_s" not in values
+    assert values["host/prefetcher_s"] == 2.0
+    assert values["host/process_s"] > 0.0
+    assert collector.sample(2 * SECOND)["target/0/host_s"] == 0.0
+
+
+def test_workers_tell_how_often_the_lock_was_found_held_and_are_charged_for_looking() -> None:
+    collector, _ = make_workers()
+    lock = collector.sources.lock
+    assert lock.on == (not lock_unseen())
+    assert "host/lock_held_ratio" not in collector.sample(SECOND)
+    before = collector.cpu_ns
+    lock.wakes, lock.held, lock.cpu_ns = 8, 6, 1000
+    values = collector.sample(2 * SECOND)
+    assert (values["host/lock_wakes"], values["host/lock_held_ratio"]) == (8.0, 0.75)
+    assert collector.cpu_ns - before == 1000
+    lock.wakes, lock.held = 12, 6
+    assert collector.sample(3 * SECOND)["host/lock_held_ratio"] == 0.0
+    collector.switch(False)
+    assert not lock.on
 
 
 def test_workers_on_cuda_take_busy_time_from_the_stream_or_not_at_all() -> None:

@@ -138,7 +138,7 @@ def test_collectors_that_a_tick_does_not_ask_stay_out_of_its_rows_and_heap_nothi
         run.observer.force_flush(sample)
         run.rest()
         values = run.sink.of("metrics")[-1].values
-        of_workers = dict.fromkeys(("target", "drafter", "train"), "workers")
+        of_workers = dict.fromkeys(("target", "drafter", "train", "host"), "workers")
         found = {of_workers.get(family, family) for family in (key.partition("/")[0] for key in values)}
         assert found - {"monitor", "probe"} == sample - {"gpu", "cuda"}
         if "profile" in sample:

@@ -110,6 +110,38 @@ def ticked(tmp_path: Path, clock: Clock) -> Iterator[Ticked]:
     made.observer.close()
 
 
+# -- looks at the interpreter lock ---------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts a thread's waits")
+def test_the_monitor_looks_at_the_lock_between_its_ticks_while_workers_is_on(tmp_path: Path) -> None:
+    run = Run(tmp_path, tick_s=3600, flush_s=36_000)
+    lock = run.observer._sources.lock
+    lock._mean_s = 1e-3
+    run.observer.start()
+    wait_until(lambda: lock.wakes > 20)
+    run.observer.force_flush()
+    wait_until(lambda: run.sink.of("metrics"))
+    values = run.sink.of("metrics")[0].values
+    assert values["host/lock_wakes"] > 20
+    assert 0.0 <= values["host/lock_held_ratio"] <= 1.0
+    run.observer.switch("workers", False)
+    run.observer.force_tick(())  # wakes it, which ends the wait that is under way
+    wait_until(lambda: run.observer._monitor.idle)
+    before = lock.wakes
+    run.observer.force_tick(())
+    wait_until(lambda: run.observer._monitor.idle)
+    assert lock.wakes == before
+    run.observer.switch("workers", True)
+    run.observer.hold_clock()
+    wait_until(lambda: run.observer._monitor.idle)
+    before = lock.wakes
+    run.observer.force_tick(())  # a harness's tick is no look: nobody slept
+    wait_until(lambda: run.observer._monitor.idle)
+    assert lock.wakes == before
+    run.observer.close()
+
+
 # -- windows -------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +217,7 @@ def test_every_key_that_is_declared_for_the_cpu_is_reported(ticked: Ticked) -> N
         for name in ("queue_get", "forward", "backward", "optimizer_step")
     ]
     second = run.observer.recorder("target", 1), run.observer.recorder("drafter", 1)
+    run.observer.recorder("prefetcher", 0).clock._ended_ns = 1
     run.observer.attach()
     run.observer.start()
     for timer in stages:
@@ -194,6 +227,9 @@ def test_every_key_that_is_declared_for_the_cpu_is_reported(ticked: Ticked) -> N
     for recorder in (run.target, run.drafter, *second):
         recorder.busy_ns += 10
         recorder.tokens += 1
+        recorder.clock._ended_ns = 1
+    lock = run.observer._sources.lock
+    lock.wakes += 1
     counters = run.prefetcher.counters
     counters.length_bins[3] += 1
     counters.batches = counters.samples = counters.tokens = counters.padded_tokens = counters.loss_tokens = 1
@@ -383,6 +419,7 @@ def test_the_monitor_reports_its_lateness(
     monitor = run.observer._monitor
     stop = FakeStop(clock, monitor, 5)
     monkeypatch.setattr(monitor, "_wake", stop)
+    run.observer.switch("workers", False)  # it would look at the lock on the way
     slow = iter((0.0, 0.0, 0.05, 0.0, 0.0))  # of ticks every 10 ms, the third takes 50
     run.probe.fresh = False
     run.probe.also = lambda: clock.advance(next(slow, 0.0))

@@ -173,7 +173,7 @@ def test_training_scalars_arrive_with_their_own_step_at_most_one_a_second(
 
 def test_each_family_has_its_step_key(offline: tuple[Path, Outcome, OfflineRun]) -> None:
     _, _, run = offline
-    families = ("profile", "gpu", "pipeline", "target", "drafter", "batch", "cuda", "monitor")
+    families = ("profile", "gpu", "pipeline", "target", "drafter", "batch", "cuda", "host", "monitor")
     by_step = {"train/*": "train/step", "heldout/*": "train/step"}
     assert {f"{family}/*": "monitor/elapsed_s" for family in families} | by_step == {
         key: value for key, value in run.metrics.items() if "*" in key

@@ -12,11 +12,16 @@ from dflash.config import ObserveConfig
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.roles import Role, RoleMap
+from steptime.host_time import LockProbe
 
 logger = logging.getLogger("dflash.observe")
 
 Part = Literal["path", "tick", "flush"]
 """Where a collector may cost something."""
+
+LOOK_S, LOOKS = 0.25, 100
+"""Mean time between the first so many looks at the interpreter lock. A look costs some 100 us, so later the
+monitor looks only when it wakes for a tick anyway."""
 
 
 @dataclass
@@ -25,6 +30,7 @@ class Sources:
 
     Attributes:
         report: says in one line that something went away.
+        lock: with which the monitor waits, and so looks at the interpreter lock.
     """
 
     config: ObserveConfig
@@ -33,6 +39,7 @@ class Sources:
     queue: Any = None
     prefetcher: Any = None
     report: Callable[[str], None] = logger.warning
+    lock: LockProbe = field(default_factory=lambda: LockProbe(LOOK_S, LOOKS))
 
     def workers(self, role: Role) -> list[WorkerRecorder]:
         """Recorders of one role, by index."""

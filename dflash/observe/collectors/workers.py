@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import ClassVar
 
 from dflash.device import Device
 from dflash.observe.accounting import cost_ns
 from dflash.observe.collectors.base import Collector, Sources
+from dflash.observe.collectors.host import METRICS as HOST_METRICS
+from dflash.observe.collectors.host import WORKER_HOST, HostTime
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.roles import Role
@@ -101,7 +103,8 @@ def _metrics() -> tuple[Metric, ...]:
                 _COUNTERS,
             )
         )
-    return tuple(found)
+    found += [replace(WORKER_HOST, key=WORKER_HOST.key.replace("{role}", role)) for role in ROLES]
+    return (*found, *HOST_METRICS)
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ class _Counts:
 
 
 class WorkersCollector(Collector):
-    """What every target and every drafter does with its time, and how even the work is.
+    """What every target and every drafter does with its time, how even the work is, and what it takes of the
+    host and of the interpreter lock.
 
     Takes deltas of each worker's single-writer counters.
     """
@@ -129,13 +133,16 @@ class WorkersCollector(Collector):
         super().__init__(sources)
         self._before: dict[str, tuple[int, _Counts]] = {}
         self._flops_before: dict[Role, tuple[int, int]] = {}
+        self._host = HostTime(sources)
 
     def throw(self, on: bool) -> None:
         for recorder in self.sources.recorders:
             recorder.switch_counters(on)
+        self._host.throw(on)
 
     def reset(self) -> None:
         self._before.clear()
+        self._host.reset()
         self._flops_before.clear()
 
     def sample(self, now_ns: int) -> dict[str, float]:
@@ -150,6 +157,8 @@ class WorkersCollector(Collector):
             if len(tokens) > 1 and sum(tokens) > 0:
                 values[f"{role}/skew"] = max(tokens) * len(tokens) / sum(tokens)
         values.update(self._mfu(now_ns))
+        values.update(self._host.sample())
+        self.cpu_ns += self._host.take_cpu_ns()
         return values
 
     def _mfu(self, now_ns: int) -> dict[str, float]:

@@ -246,7 +246,7 @@ def test_a_flush_segment_writes_the_row_of_the_collectors_that_it_names(
         for row in rows
         if "monitor/dropped" in row.values
     ]
-    assert found[:6] == [{"profile", "target", "drafter"}, {"batch", "injected@sink"}] * 3
+    assert found[:6] == [{"profile", "target", "drafter", "host"}, {"batch", "injected@sink"}] * 3
     spans = [row.values.get("profile/drafter.forward_count") for row in rows[:6]]
     worth = min(subject.periods[Layer.TICK] / subject._step_s, RING)
     assert spans[4] == pytest.approx(min(worth, subject.warmup + 5 + 4 * 3), abs=1), "a tick's worth"

@@ -101,7 +101,9 @@ class LockProbe:
     """Looks at the interpreter lock each time that its thread wakes from a wait of random length.
 
     Args:
-        mean_s: mean length of a wait; lengths are uniform up to twice that, so that no step keeps pace.
+        mean_s: mean length of a wait; lengths are uniform up to twice that, so that no step keeps pace. It
+            must be long against the time for which a thread keeps the lock, 5 ms where others want it: a look
+            that finds it held ends with it, and shorter waits would look again just behind it.
         short: so many looks come as soon as that; later waits are as long as they may be.
         switches: what counts the thread's waits; a test's own.
 
@@ -113,7 +115,7 @@ class LockProbe:
 
     def __init__(
         self,
-        mean_s: float = 0.01,
+        mean_s: float = 0.02,
         short: float = math.inf,
         *,
         seed: int = 0,
@@ -150,7 +152,7 @@ class LockProbe:
         return HeldShare(self.held, self.wakes)
 
 
-def held_share(looks: int, mean_s: float = 0.002, wait: Callable[[float], object] = time.sleep) -> HeldShare:
+def held_share(looks: int, mean_s: float = 0.02, wait: Callable[[float], object] = time.sleep) -> HeldShare:
     """The share of time for which other threads hold the lock, from `looks` looks of the calling thread."""
     probe = LockProbe(mean_s)
     for _ in range(looks):

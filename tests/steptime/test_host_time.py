@@ -54,9 +54,9 @@ def test_a_thread_in_python_holds_the_lock_and_one_in_a_matrix_product_does_not(
     """Planted holders of a share that is known: nearly all, and nearly none. Both keep a core busy."""
     matrix = torch.randn(600, 600)
     with working(python):
-        held = held_share(LOOKS)
+        held = held_share(LOOKS, mean_s=0.003)
     with working(lambda: torch.mm(matrix, matrix)):
-        free = held_share(LOOKS)
+        free = held_share(LOOKS, mean_s=0.003)
     assert held.wakes > LOOKS / 2
     assert free.wakes > LOOKS / 2
     assert held.share > 0.8
@@ -66,7 +66,7 @@ def test_a_thread_in_python_holds_the_lock_and_one_in_a_matrix_product_does_not(
 @on_linux
 def test_a_wait_is_one_switch_here_so_that_a_second_one_means_the_lock() -> None:
     assert lock_unseen() == ""
-    assert held_share(LOOKS).share < 0.2
+    assert held_share(LOOKS, mean_s=0.003).share < 0.2
 
 
 def test_looks_are_counted_by_the_waits_beyond_the_first() -> None:

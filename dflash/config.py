@@ -217,6 +217,11 @@ class TrainConfig(Section):
     """The newest so many stay; the one with the best held-out loss stays too."""
     heldout_every: Places[NonNegative] = 0
     """Steps between two looks at the held-out loss; 0: as often as checkpoints. Needs `data.heldout`."""
+    tau_prompts: Places[NonNegative] = 4
+    """Held-out prompts that are decoded at each such look, for `train/tau`; 0: none. Training stands still
+    meanwhile."""
+    tau_tokens: Places[Annotated[int, Field(ge=2)]] = 64
+    """Longest of their answers."""
     hang_s: Places[Annotated[float, Field(ge=0.0)]] = 300.0
     """A worker that stands in one place for so long has hung: the run ends, and its state is saved. 0: it
     never does."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from dflash.models.drafter import Drafter, DrafterShape
-    from dflash.models.target import Target, TargetInfo
+    from dflash.models.target import Target
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +70,7 @@ def evaluate(
     from dflash.decode.between import table as between_table
     from dflash.decode.figures import summarise, table
     from dflash.decode.modes import modes_of
-    from dflash.decode.prompts import read_prompts
+    from dflash.decode.prompts import read_prompts, stop_ids
     from dflash.decode.sampling import Sampler
     from dflash.device import Device, check_devices
     from dflash.models.target import inspect_target, load_target
@@ -91,7 +91,10 @@ def evaluate(
     sys.stderr.write(f"dflash: loading {info.model} on {loaded.target.devices[0]}\n")
     target = load_target(loaded.target, Device(loaded.target.devices[0]), info)
     model = build(target, shape, subject.tensors, str(subject.where))
-    decoding: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": stop_ids(target, tokenizer)}
+    decoding: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "stop_ids": stop_ids(target, tokenizer),
+    }
     results = evaluating.evaluate(target, model, read, sampler=sampler, batch=batch, **decoding)
     if not any(result.cycles for result in results):
         raise UserError(f"{file}: every answer ended with its first token, so nothing was drafted")
@@ -160,18 +163,6 @@ def build(target: Target, shape: DrafterShape, tensors: Mapping[str, torch.Tenso
     from dflash.release.released import build_drafter
 
     return build_drafter(shape, tensors, target.device.torch, target.embedding.dtype, where)
-
-
-def stop_ids(target: Target, tokenizer: Any) -> list[int]:
-    """What ends a text: the ids that the target's config, its generation settings and the tokenizer name."""
-    info: TargetInfo = target.info
-    known = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)
-    found = {
-        *info.eos_ids,
-        *(known if isinstance(known, list) else [known]),
-        getattr(tokenizer, "eos_token_id", None),
-    }
-    return sorted(int(i) for i in found if i is not None)
 
 
 def _tokenizer_and_file(config: Config, prompts: Path | None) -> tuple[Any, Path]:

@@ -16,6 +16,7 @@ from dflash.data.messages import conversation_of, normalise
 from dflash.data.skeleton import Message
 from dflash.data.template import BadSample, ChatRenderer
 from dflash.data.thoughts import Thoughts
+from dflash.models.target import Target
 from steptime.errors import UserError
 
 
@@ -88,6 +89,17 @@ def read_prompts(
     if not prompts:
         raise UserError(f"{path}: no prompts in it")
     return prompts
+
+
+def stop_ids(target: Target, tokenizer: Any) -> list[int]:
+    """What ends a text: the ids that the target's config, its generation settings and the tokenizer name."""
+    known = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)
+    found = {
+        *target.info.eos_ids,
+        *(known if isinstance(known, list) else [known]),
+        getattr(tokenizer, "eos_token_id", None),
+    }
+    return sorted(int(i) for i in found if i is not None)
 
 
 class _Reader:

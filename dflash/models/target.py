@@ -6,6 +6,7 @@ number the inputs of layers call it `j + 1`). Reference 1.3, 1.4 and 7."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -84,10 +85,7 @@ class Target:
         self._stop_after: nn.Module | None = None
         kinds = set(getattr(self.text_model.config, "layer_types", None) or ["full_attention"])
         self._mask_free = kinds <= _MASK_FREE_LAYERS
-        for layer_id in self.layer_ids:
-            self.layers[layer_id].register_forward_hook(self._take)
-        self._last_layer: nn.Module = self.layers[self.layer_ids[-1]]
-        self.norm.register_forward_hook(self._take_last)
+        self._tap()
 
     def taps(
         self, input_ids: torch.Tensor, documents: DocumentRows | None = None
@@ -125,6 +123,24 @@ class Target:
             yield taken
         finally:
             self._taken = None
+
+    def twin(self, device: Device) -> Target:
+        """Another target over the same weights, for another thread: modules, taps, config and stream of its
+        own, no weight of its own. Call it while nobody runs this one."""
+        for hook in self._hooks:
+            hook.remove()
+        shared = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
+        twin = copy.copy(self)
+        twin.model, twin.device = copy.deepcopy(self.model, shared), device
+        twin.text_model, twin.layers, twin.norm = find_decoder(twin.model)
+        for one in (self, twin):
+            one._tap()
+        return twin
+
+    def _tap(self) -> None:
+        self._hooks = [self.layers[index].register_forward_hook(self._take) for index in self.layer_ids]
+        self._hooks.append(self.norm.register_forward_hook(self._take_last))
+        self._last_layer: nn.Module = self.layers[self.layer_ids[-1]]
 
     def _run(
         self, input_ids: torch.Tensor, documents: DocumentRows | None, stop_after: nn.Module

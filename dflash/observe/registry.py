@@ -69,6 +69,14 @@ TRAIN_METRICS = (
 
 _HELDOUT = "the drafter on `data.heldout`, between two steps; read when the event has fired"
 HELDOUT_METRICS = (
+    Metric(
+        "train/tau",
+        "tokens",
+        "instant",
+        "acceptance length τ in greedy decoding: committed tokens per verification on the first "
+        "`train.tau_prompts` prompts of `data.heldout`, as `dflash eval` counts them",
+        "target and drafter decode between two steps, while training stands still",
+    ),
     Metric("heldout/loss", "nats", "instant", "as train/loss, on samples that are not trained on", _HELDOUT),
     Metric("heldout/accept_length", "tokens", "instant", "as train/accept_length, on the same", _HELDOUT),
     Metric("heldout/slot_{k}_accuracy", "1", "ratio", "as train/slot_{k}_accuracy, on the same", _HELDOUT),

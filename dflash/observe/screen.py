@@ -94,6 +94,7 @@ class Screen:
             ("accept", "train/accept_length", ".2f"),
             ("norm", "train/grad_norm", ".2f"),
             ("held-out", "heldout/loss", ".4f"),
+            ("τ", "train/tau", ".2f"),
         )
         return [f"{name} {self.train[key]:{form}}" for name, key, form in shown if key in self.train]
 

@@ -139,6 +139,8 @@ def _devices(
     buffers = -(-config.queue.capacity // len(config.target.devices)) + 1 + drafters
     # One layer's activations of the target, generously: residual, attention inputs, two MLP halves.
     activations = rows * (4 * info.hidden_size + 3 * info.intermediate_size) * target_bytes
+    decodes = config.data.heldout and config.train.tau_prompts
+    decoding = [("drafter that decodes", drafter_parameters * target_bytes)] if decodes else []
     plans = [
         DevicePlan(
             f"target/{index}",
@@ -147,6 +149,7 @@ def _devices(
                 ("weights", target_parameters * target_bytes),
                 (f"{buffers} hidden-state buffers", buffers * features),
                 ("activations", activations),
+                *decoding[: 1 if index == 0 else 0],
             ),
         )
         for index, name in enumerate(config.target.devices)

@@ -22,6 +22,8 @@ SLOTS = (1, 2, 4, 8)
 
 
 SUMS = ("steps", "supervised_slots", "seconds", "tokens", "stalled_seconds", "legs", "best_heldout", "stride")
+LATER = ("evaluating_seconds", "first_tau", "last_tau")
+"""Sums that checkpoints of earlier versions lack."""
 LISTS = ("first", "last", "curve", "part")
 
 
@@ -66,6 +68,9 @@ class History:
         seconds, tokens: of the legs that ended; the leg under way adds its own to what is saved.
         stalled_seconds: of those, the time in which the whole process stood still.
         legs: starts of the run, this one included.
+        best_heldout: the lowest held-out loss.
+        evaluating_seconds: of those, the time in which training stood still for `train/tau`.
+        first_tau, last_tau: the number of steps done, and τ.
     """
 
     steps: int = 0
@@ -75,6 +80,9 @@ class History:
     stalled_seconds: float = 0.0
     legs: int = 0
     best_heldout: float | None = None
+    evaluating_seconds: float = 0.0
+    first_tau: tuple[int, float] | None = None
+    last_tau: tuple[int, float] | None = None
     first: list[Point] = field(default_factory=list)
     last: deque[Point] = field(default_factory=lambda: deque(maxlen=END))
     curve: list[Point] = field(default_factory=list)
@@ -99,6 +107,23 @@ class History:
             self.curve = [mean(self.curve[at : at + 2]) for at in range(0, len(self.curve), 2)]
             self.stride *= 2
 
+    def measured(self, loss: float) -> None:
+        """A held-out loss."""
+        if math.isfinite(loss) and (self.best_heldout is None or loss < self.best_heldout):
+            self.best_heldout = loss
+
+    def decoded(self, step: int, tau: float, seconds: float) -> None:
+        """An acceptance length, and how long training stood still for it."""
+        self.evaluating_seconds += seconds
+        if math.isfinite(tau):
+            self.last_tau = (step, tau)
+            self.first_tau = self.first_tau or self.last_tau
+
+    @property
+    def running_s(self) -> float:
+        """Seconds in which it trained."""
+        return self.seconds - self.stalled_seconds - self.evaluating_seconds
+
     def window(self) -> list[Point]:
         """The steps averaged at the end: a tenth of the run, at most `END`."""
         return list(self.last)[-max(1, min(END, self.steps // 10)) :]
@@ -106,7 +131,7 @@ class History:
     def as_dict(self) -> dict[str, Any]:
         """For `state.json`."""
         lists = {name: [_pack(point) for point in getattr(self, name)] for name in LISTS}
-        return {name: getattr(self, name) for name in SUMS} | lists
+        return {name: getattr(self, name) for name in (*SUMS, *LATER)} | lists
 
     @classmethod
     def from_dict(cls, tree: dict[str, Any]) -> History:
@@ -115,7 +140,8 @@ class History:
         Raises:
             KeyError, TypeError, ValueError: it is not one.
         """
-        history = cls(**{name: tree[name] for name in SUMS})
+        later = {name: tree[name] for name in LATER if name in tree}
+        history = cls(**{name: tree[name] for name in SUMS}, **later)
         for name in LISTS:
             getattr(history, name).extend(_unpack(point) for point in tree[name])
         return history

@@ -17,11 +17,13 @@ from dflash.pipeline.build import Inputs
 from dflash.pipeline.checkpoint import State
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica
 from dflash.pipeline.heldout import Heldout, metrics
+from dflash.pipeline.history import History
 from dflash.pipeline.last_save import LastSave
 from dflash.pipeline.progress import FOLD_EVERY, Drawn, Progress
 from dflash.pipeline.resume import fingerprint
 from dflash.pipeline.run_folder import CHECKPOINTS
 from dflash.pipeline.saver import CheckpointSaver, Order, mark_best
+from dflash.pipeline.tau import Tau
 
 _SETTLE_S = 5.0
 
@@ -32,6 +34,7 @@ class Saving:
     Args:
         base: where the run began.
         history_at: the run's history, given the tokens that this leg has trained on.
+        history: takes in what is measured.
         on_error: gets what nobody expected, from the writer's thread.
         spare: where the last checkpoint goes when the run folder's disk is full.
 
@@ -49,13 +52,16 @@ class Saving:
         base: Progress,
         *,
         history_at: Callable[[int], dict[str, Any]],
+        history: History,
         on_error: Callable[[BaseException], None],
         spare: Path | None = None,
         heldout: Heldout | None = None,
+        tau: Tau | None = None,
     ) -> None:
         self._inputs, self._base, self._observer = inputs, base, observer
         self._folder, self._train = run_dir / CHECKPOINTS, inputs.config.train
-        self._history_at, self._spare, self.heldout = history_at, spare, heldout
+        self._history_at, self._history, self._spare = history_at, history, spare
+        self.heldout, self.tau = heldout, tau
         self._batches_per_step = self._train.accumulation * len(replicas)
         self._samples = fingerprint(inputs.dataset)
         self._shape, self._settings = asdict(inputs.shape), inputs.config.leaves()
@@ -84,7 +90,8 @@ class Saving:
 
     def boundary(self, worker: DrafterWorker) -> None:
         """Between two steps of drafter 0, in its thread: a snapshot when one is due. Never waits: while the
-        one before is being written the next is put off to a later step."""
+        one before is being written the next is put off to a later step. Training stands still for `train/tau`
+        alone."""
         steps_done = worker.step_index
         if self._drawn is not None and steps_done % FOLD_EVERY == 0:
             self._drawn.after(steps_done)
@@ -97,16 +104,24 @@ class Saving:
                 worker.copied = saver.take(order)
         if heldout is not None:
             every = self._train.heldout_every
-            if taken or (every and steps_done % every == 0):
+            due = taken or bool(every and steps_done % every == 0)
+            if due:
                 heldout.look(steps_done)
             heldout.poll()
+            if self.tau is not None and (due or steps_done == self._train.steps):
+                self.tau.look(steps_done)
 
     def report_heldout(self) -> None:
         """Measurements that have arrived, in the main thread."""
         if self.heldout is None:
             return
+        if self.tau is not None:
+            for look in self.tau.take():
+                self._observer.late(look.step, look.metrics())
+                self._history.decoded(look.step, look.tau, look.seconds)
         for row in self.heldout.take():
             self._observer.late(row.step, metrics(row))
+            self._history.measured(row.loss)
             if self.saver is not None:
                 self.saver.saw_heldout(row.step, row.loss)
 
@@ -137,6 +152,7 @@ class Saving:
         self._observer.settle(_SETTLE_S)
         if self.heldout is not None:
             order.heldout = self.heldout.now()
+            self._history.measured(order.heldout)
         last = LastSave(self._folder, self._spare, stop, self._observer.event)
         path = last.save(worker.replica, partial(self._state, order), self._train.keep_checkpoints)
         if path is not None and order.heldout is not None:

@@ -27,7 +27,7 @@ def as_dict(
 ) -> dict[str, object]:
     """The figures of a run. Loss and accuracies: means over its first and its last steps."""
     history = result.history
-    running_s = history.seconds - history.stalled_seconds
+    running_s = history.running_s
     figures: dict[str, object] = {
         "name": config.name,
         "config_digest": config.digest(),
@@ -37,12 +37,14 @@ def as_dict(
         "legs": history.legs,
         "seconds": round(history.seconds, 3),
         "stalled_seconds": round(history.stalled_seconds, 3),
+        "evaluating_seconds": round(history.evaluating_seconds, 3),
         "tokens": history.tokens,
         "tokens_per_second": round(history.tokens / running_s, 1) if running_s else None,
         "supervised_slots_per_second": round(history.supervised_slots / running_s, 1) if running_s else None,
         **closing.figures,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
         "best_heldout_loss": history.best_heldout,
+        "tau": history.last_tau[1] if history.last_tau else None,
     }
     for name, part in (("first", history.first), ("last", history.window())):
         if part:
@@ -74,7 +76,7 @@ def text(config: Config, result: TrainResult, run_dir: Path, closing: Closing = 
     start, end = history.first, history.window()
     first, last = mean(start), mean(end)
     state = "finished" if result.finished else "stopped"
-    running_s = max(history.seconds - history.stalled_seconds, 1e-9)
+    running_s = max(history.running_s, 1e-9)
     over = f" in {history.legs} legs" if history.legs > 1 else ""
     stalled = f" (stood still for {history.stalled_seconds:.0f} s)" if history.stalled_seconds >= 1.0 else ""
     lines = [
@@ -83,11 +85,22 @@ def text(config: Config, result: TrainResult, run_dir: Path, closing: Closing = 
         f"  loss             {first.loss:8.3f} -> {last.loss:.3f}",
         f"  slot-1 accuracy  {first.slots[0]:8.3f} -> {last.slots[0]:.3f}",
         f"  accept length    {first.accept_length:8.3f} -> {last.accept_length:.3f}",
-        *(f"  {line}" for line in closing.lines),
+        *(f"  {line}" for line in (*_tau_lines(history), *closing.lines)),
         *([f"  {warning}"] if (warning := nothing_learnt(history, config.train.lr)) else []),
         f"  means of the first {len(start)} and the last {len(end)} steps; run folder {run_dir}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _tau_lines(history: History) -> list[str]:
+    """The acceptance length in decoding, where it was measured."""
+    first, last = history.first_tau, history.last_tau
+    if first is None or last is None:
+        return []
+    return [
+        f"tau on held-out  {first[1]:8.3f} -> {last[1]:.3f} in decoding, after {first[0]} and {last[0]} "
+        f"steps ({history.evaluating_seconds:.1f} s, not in tok/s)"
+    ]
 
 
 def nothing_learnt(history: History, lr: float) -> str:

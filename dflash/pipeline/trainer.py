@@ -34,6 +34,7 @@ from dflash.pipeline.scalars import LateScalars
 from dflash.pipeline.scalars_log import ScalarsLog, StepScalars
 from dflash.pipeline.supervisor import Supervisor
 from dflash.pipeline.target_worker import TargetWorker
+from dflash.pipeline.tau import Tau, make_tau
 from dflash.pipeline.warmup import warm_up
 from dflash.pipeline.watchdog import Watchdog, Watched, WorkerHung
 
@@ -194,9 +195,11 @@ class Trainer:
             self.replicas,
             self._base,
             history_at=self.reports.history_at,
+            history=self.reports.history,
             on_error=partial(self.supervisor.fail, "checkpoint writer"),
             spare=self._spare_dir,
             heldout=self._make_heldout() if self.config.data.heldout else None,
+            tau=self._make_tau() if self.config.data.heldout and self.config.train.tau_prompts else None,
         )
 
     def _make_heldout(self) -> Heldout:
@@ -205,6 +208,12 @@ class Trainer:
         )
         self.observer.charge(heldout.account)
         return heldout
+
+    def _make_tau(self) -> Tau | None:
+        tau = make_tau(self.inputs, self._targets[0], self.replicas[0], self.supervisor.stopping)
+        if tau is not None:
+            self.observer.charge(tau.account)
+        return tau
 
     def _drafter_worker(self, replica: Replica) -> DrafterWorker:
         index, config, saving = replica.index, self.config, self.saving
@@ -333,6 +342,7 @@ class Trainer:
     def _make_watchdog(self) -> Watchdog:
         """Whom to look at, and what moves when they do."""
         prefetcher, counters = self.prefetcher, self.queue.counters
+        tau = self.saving.tau if self.saving is not None else None
 
         def watched() -> list[Watched]:
             threads = self.supervisor.threads()
@@ -341,7 +351,8 @@ class Trainer:
                 found.append(Watched(recorder.label, threads[recorder.label], "batch", recorder.step))
             for drafter in self.drafter_workers:
                 role = f"drafter/{drafter.index}"
-                found.append(Watched(role, threads[role], "step", drafter.step_index, counters.get_count))
+                moves = counters.get_count + (tau.decoded if tau is not None else 0)
+                found.append(Watched(role, threads[role], "step", drafter.step_index, moves))
             return found
 
         return Watchdog(self.config.train.hang_s, watched, lambda hung: self.supervisor.fail(hung.role, hung))

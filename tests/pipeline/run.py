@@ -42,6 +42,7 @@ SMALL = (
     "queue.ordered=true",
     "train.threads_per_worker=1",
     "train.steps=6",
+    "train.tau_prompts=0",
     "train.lr=0.01",
     'observe.terminal="off"',
     'observe.wandb="off"',

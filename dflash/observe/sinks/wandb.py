@@ -104,7 +104,7 @@ class WandbSink(Sink):
                 if "train/mfu" in values:  # the one key of its family that comes in these rows
                     values[TRAIN_STEP] = row.step
                 self._log(values)
-            elif row.kind == "train" and "heldout/loss" in row.values:
+            elif row.kind == "train" and "train/loss" not in row.values:  # measured between two steps
                 self._log({**row.values, TRAIN_STEP: row.step, ELAPSED: row.elapsed_s})
             elif row.kind == "train":
                 self._train = row

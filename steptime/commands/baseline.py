@@ -113,8 +113,11 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
 
 def _list(subject: arguments.Subject = None) -> int:
     from steptime.subjects.registry import PROVIDERS, find
+    from steptime.subjects.steps.kind import tree_of
 
-    return run_list() if subject is None and PROVIDERS else run_list(find(subject).root)
+    if subject is not None:
+        return run_list(find(subject).root)
+    return run_list() if PROVIDERS else run_list(tree_of(Path.cwd()))
 
 
 def run_list(root: Path = ROOT) -> int:

@@ -186,3 +186,15 @@ def test_the_example_of_a_plain_loop_is_counted() -> None:
     counts = kind.count({"config": {}, "arms": arms, "all_collectors": False})
     syncs = {name: found.syncs for name, found in counts.items()}
     assert syncs == {OFF: 0, "norms": 4 * LAYERS, "histograms": LAYERS}
+
+
+def test_the_stored_figures_of_any_repository_are_listed_without_a_subject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from steptime.subjects import registry
+
+    monkeypatch.setattr(registry, "PROVIDERS", [])
+    monkeypatch.setattr(registry, "DEFAULT", [])
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["baseline", "list"]) == 0
+    assert "nothing is stored" in capsys.readouterr().out

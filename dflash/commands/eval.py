@@ -72,36 +72,40 @@ def evaluate(
     from dflash.decode.modes import modes_of
     from dflash.decode.prompts import read_prompts, stop_ids
     from dflash.decode.sampling import Sampler
-    from dflash.device import Device, check_devices
+    from dflash.device import one_device
     from dflash.models.target import inspect_target, load_target
     from dflash.release.released import check_against_target
 
     sampler = Sampler(temperature, top_p, seed)
     subject = _subject(config, settings or [], checkpoint, drafter)
     loaded, shape = subject.config, subject.shape
-    check_devices(loaded.target.devices[:1])
-    info = inspect_target(loaded.target)
-    check_against_target(shape, info, str(subject.where))
-    tokenizer, file = _tokenizer_and_file(loaded, prompts)
-    sizes: dict[str, Any] = {"limit": limit, "context": info.max_positions, "max_new_tokens": max_new_tokens}
-    rendering: dict[str, Any] = {"longest": loaded.data.max_length, "reasoning": loaded.data.reasoning}
-    read = read_prompts(
-        file, tokenizer, info.vocab_size, cache=loaded.data.cache, thinking=thinking, **sizes, **rendering
-    )
-    sys.stderr.write(f"dflash: loading {info.model} on {loaded.target.devices[0]}\n")
-    target = load_target(loaded.target, Device(loaded.target.devices[0]), info)
-    model = build(target, shape, subject.tensors, str(subject.where))
-    decoding: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "stop_ids": stop_ids(target, tokenizer),
-    }
-    results = evaluating.evaluate(target, model, read, sampler=sampler, batch=batch, **decoding)
-    if not any(result.cycles for result in results):
-        raise UserError(f"{file}: every answer ended with its first token, so nothing was drafted")
-    figures = summarise(results, shape.block_size)
-    trained = loaded if checkpoint is not None else None
-    modes = modes_of(tokenizer, read, results, thinking, trained)
-    between = evaluating.compare(target, model, read, results, figures, modes, subject.logged_tau)
+    with one_device(loaded.target.devices[0]) as device:
+        info = inspect_target(loaded.target)
+        check_against_target(shape, info, str(subject.where))
+        tokenizer, file = _tokenizer_and_file(loaded, prompts)
+        sizes: dict[str, Any] = {
+            "limit": limit,
+            "context": info.max_positions,
+            "max_new_tokens": max_new_tokens,
+        }
+        rendering: dict[str, Any] = {"longest": loaded.data.max_length, "reasoning": loaded.data.reasoning}
+        read = read_prompts(
+            file, tokenizer, info.vocab_size, cache=loaded.data.cache, thinking=thinking, **sizes, **rendering
+        )
+        sys.stderr.write(f"dflash: loading {info.model} on {loaded.target.devices[0]}\n")
+        target = load_target(loaded.target, device, info)
+        model = build(target, shape, subject.tensors, str(subject.where))
+        decoding: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "stop_ids": stop_ids(target, tokenizer),
+        }
+        results = evaluating.evaluate(target, model, read, sampler=sampler, batch=batch, **decoding)
+        if not any(result.cycles for result in results):
+            raise UserError(f"{file}: every answer ended with its first token, so nothing was drafted")
+        figures = summarise(results, shape.block_size)
+        trained = loaded if checkpoint is not None else None
+        modes = modes_of(tokenizer, read, results, thinking, trained)
+        between = evaluating.compare(target, model, read, results, figures, modes, subject.logged_tau)
     about = subject.about | {
         "name": loaded.name,
         "drafter": str(subject.where),

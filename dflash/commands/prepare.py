@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from steptime.errors import UserError
 
 if TYPE_CHECKING:
     from dflash.data.regenerate import Generator
+    from dflash.device import Device
 
 
 def register(app: typer.Typer) -> None:
@@ -164,16 +166,20 @@ def _regenerate(
     tasks, skipped = read_tasks(source, limit, data.skip_bad, data.cache)
     generator: Generator
     settings = dict(options)
-    if endpoint:
-        from dflash.data.generators import Endpoint
+    with contextlib.ExitStack() as stack:
+        if endpoint:
+            from dflash.data.generators import Endpoint
 
-        server = Endpoint(endpoint, endpoint_model, **options)
-        settings |= {"endpoint": endpoint, "model": server.model}
-        generator = ParallelGenerator(server, batch)
-    else:
-        settings |= {"target": config.target.model_dump(mode="json"), "tokenizer": data.tokenizer}
-        generator = _target_generator(config, batch, options)
-    report = regenerate(tasks, generator, out, settings, tokens)
+            server = Endpoint(endpoint, endpoint_model, **options)
+            settings |= {"endpoint": endpoint, "model": server.model}
+            generator = ParallelGenerator(server, batch)
+        else:
+            from dflash.device import one_device
+
+            settings |= {"target": config.target.model_dump(mode="json"), "tokenizer": data.tokenizer}
+            device = stack.enter_context(one_device(config.target.devices[0]))
+            generator = _target_generator(config, device, batch, options)
+        report = regenerate(tasks, generator, out, settings, tokens)
     _say(
         f"{out}: {report.written:,} {'rows of tokens' if tokens else 'conversations'}"
         + (f", {report.resumed:,} from before" if report.resumed else "")
@@ -197,17 +203,15 @@ def _regenerate(
     return 0
 
 
-def _target_generator(config: Config, batch: int, options: dict[str, Any]) -> Generator:
+def _target_generator(config: Config, device: Device, batch: int, options: dict[str, Any]) -> Generator:
     from dflash.data.conversations import load_tokenizer
     from dflash.data.generators import TargetGenerator
-    from dflash.device import Device, check_devices
     from dflash.models.target import inspect_target, load_target
 
-    check_devices(config.target.devices[:1])
     info = inspect_target(config.target)
     tokenizer = load_tokenizer(config)
     sys.stderr.write(f"dflash: loading {config.target.model} on {config.target.devices[0]}\n")
-    target = load_target(config.target, Device(config.target.devices[0]), info)
+    target = load_target(config.target, device, info)
     known = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)
     stops = {tokenizer.eos_token_id, *info.eos_ids, *(known if isinstance(known, list) else [known])} - {None}
     if not stops:

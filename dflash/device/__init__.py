@@ -6,7 +6,8 @@ always complete, streams order nothing), `cuda:N`, and `sim:N` (`simulated`: the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,7 +16,7 @@ from dflash.device.simulated import simulating
 from steptime import simulate
 from steptime.errors import UserError
 
-__all__ = ["Device", "check_devices", "simulating", "torch_dtype"]
+__all__ = ["Device", "check_devices", "one_device", "simulating", "torch_dtype"]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -46,3 +47,17 @@ def check_devices(names: Sequence[str]) -> None:
     kinds = sorted({name.partition(":")[0] for name in names})
     if len(kinds) > 1:
         raise UserError(f"devices of several kinds in one run, {' and '.join(kinds)}: must be of one kind")
+
+
+@contextlib.contextmanager
+def one_device(name: str) -> Iterator[Device]:
+    """A device for a command of one thread, active in it; a simulation is opened for a simulated one.
+
+    Raises:
+        UserError: this machine has no such device.
+    """
+    with simulating((name,)):
+        check_devices((name,))
+        device = Device(name)
+        with device.active():
+            yield device

@@ -122,7 +122,7 @@ class SimulatedFunctions(TorchFunctionMode):
         return device if index is None else torch.device("cpu", index)
 
     def _factory(self, host: Host, func: Any, args: Any, kwargs: Any) -> Any:
-        wanted = counted._device_argument(kwargs)
+        wanted = counted._wanted_device(kwargs)
         with noting(host, placing=None if wanted is None else wanted.index):
             return func(*args, **kwargs)
 
@@ -135,7 +135,12 @@ class SimulatedFunctions(TorchFunctionMode):
     def _from_values(self, host: Host, func: Any, args: Any, kwargs: Any) -> Any:
         method = func is torch.Tensor.new_tensor
         source = args[1] if method and len(args) > 1 else (args[0] if args and not method else None)
-        wanted = counted._device_argument(kwargs)
+        told = (
+            counted._device_argument if method or isinstance(source, torch.Tensor) else counted._wanted_device
+        )
+        wanted = told(kwargs)
+        if wanted is not None and wanted.type == "meta":
+            return func(*args, **kwargs)
         index = None if wanted is None else wanted.index
         if wanted is None and method:
             index = self.device_of(args[0])

@@ -53,7 +53,7 @@ class Boundary:
         if device is None:
             return None
         if self.cuda or device.type != "cpu":
-            return device.type != "cpu"
+            return device.type not in ("cpu", "meta")
         if device.index is not None:
             return True
         return False if self.strict else None

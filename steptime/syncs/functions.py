@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device as default_device
 
 from steptime.host_memory import PINNED, mark_host
 from steptime.syncs import scopes as ledger
@@ -144,7 +145,7 @@ class FunctionCounter(TorchFunctionMode):
         source = args[1] if method and len(args) > 1 else (args[0] if args and not method else None)
         if isinstance(source, torch.Tensor):
             return func(*args, **kwargs)
-        wanted = boundary.names_device(_device_argument(kwargs))
+        wanted = boundary.names_device((_device_argument if method else _wanted_device)(kwargs))
         if wanted is None and method:
             wanted = boundary.is_device(args[0])
         to_device = bool(wanted)
@@ -158,7 +159,7 @@ class FunctionCounter(TorchFunctionMode):
         return made
 
     def _factory(self, func: Any, args: Any, kwargs: Any) -> Any:
-        wanted = self._boundary.names_device(_device_argument(kwargs))
+        wanted = self._boundary.names_device(_wanted_device(kwargs))
         if wanted is None:
             wanted = not self._boundary.strict
         with self._noting(placing="device" if wanted else "host"):
@@ -252,6 +253,13 @@ def _device_argument(kwargs: dict[str, Any]) -> torch.device | None:
     if isinstance(device, int):
         return torch.device("cuda", device)
     return torch.device(device)
+
+
+def _wanted_device(kwargs: dict[str, Any]) -> torch.device | None:
+    """Where a factory puts what it makes: as it is told, or where `with torch.device(...)` or
+    `set_default_device` says. PyTorch asks that context behind every other mode, so a mode does not see its
+    answer."""
+    return _device_argument(kwargs) or default_device.CURRENT_DEVICE
 
 
 def _names_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from steptime.host_memory import PINNED, host_kind, mark_host
 from steptime.simulate.program.memory import NAME, ProgramBoundary
 from steptime.syncs.boundary import count_copy
 from steptime.syncs.dispatch import DispatchCounter
-from steptime.syncs.functions import FunctionCounter, _count_value_copy, _device_argument
+from steptime.syncs.functions import FunctionCounter, _count_value_copy, _device_argument, _wanted_device
 from steptime.syncs.rules import operation
 from steptime.syncs.scopes import Scope, noting
 
@@ -54,7 +54,7 @@ class ProgramFunctions(FunctionCounter):
         return func(*args, **kwargs)
 
     def _factory(self, func: Any, args: Any, kwargs: Any) -> Any:
-        device = _device_argument(kwargs) or default_device.CURRENT_DEVICE
+        device = _wanted_device(kwargs)
         wanted = self._boundary.names_device(device)
         return self._placed(func, args, kwargs, not self._boundary.strict if wanted is None else wanted)
 

@@ -23,6 +23,9 @@ LINTERS = ("ruff", "mypy", "import-linter")
 PATIENT = {"interrupt_timeout": 60.0, "terminate_timeout": 30.0}
 """Seconds that a command gets after Ctrl-C: nox would kill it after half of one, with worktrees and workers
 left behind."""
+PARALLEL = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile")
+"""A process for each core; `-- -n 0 tests/...` runs them in one, for a debugger."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
@@ -40,20 +43,22 @@ def tests(session: nox.Session) -> None:
     thorough ones are left out, and counted."""
     install_tests(session, *LINTERS)
     check_source(session)
-    session.run("python", "-m", "pytest", *(session.posargs or ["tests"]))
+    session.run("python", "-m", "pytest", *PARALLEL, *(session.posargs or ["tests"]), env=ONE_THREAD)
 
 
 @nox.session
 def thorough(session: nox.Session) -> None:
     """Every test, those that take many seconds each too."""
     install_tests(session)
-    session.run("python", "-m", "pytest", "--thorough", *(session.posargs or ["tests"]))
+    words = ("--thorough", *(session.posargs or ["tests"]))
+    session.run("python", "-m", "pytest", *PARALLEL, *words, env=ONE_THREAD)
 
 
 def install_tests(session: nox.Session, *linters: str) -> None:
     """What the tests need."""
-    libraries = ("hypothesis", "pytest-timeout", "prometheus_client", "opentelemetry-sdk", "tensorboard")
-    install(session, *libraries, "check-jsonschema", *linters)
+    plugins = ("pytest-timeout", "pytest-xdist")
+    sinks = ("prometheus_client", "opentelemetry-sdk", "tensorboard")
+    install(session, "hypothesis", *plugins, *sinks, "check-jsonschema", *linters)
     # Its templates of released models are read, nothing of it runs.
     session.install("--no-deps", "trl==1.16.0")
 

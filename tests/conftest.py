@@ -3,6 +3,8 @@ for passed."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,6 +40,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if "thorough" not in item.keywords]
         config.hook.pytest_deselected(items=long)
         _left_out = len(long)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # each process of xdist collects all tests
+        session.config.workeroutput["not_run"] = (_skipped, _left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    global _skipped, _left_out
+    _skipped, _left_out = getattr(node, "workeroutput", {}).get("not_run", (_skipped, _left_out))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

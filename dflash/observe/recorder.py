@@ -206,7 +206,7 @@ class EventPool(Instrument):
         pair = self.free.pop()
         with allowed_sync("the timeline's first moment, before the first step"):
             pair[1].record(self.stream)
-            self._device.synchronize()
+            self._device.synchronize()  # sync: ok, once, before the first step
         self._anchor = pair, perf_counter_ns()
 
     def put(self, timer: CudaStageTimer, pair: tuple[Any, Any]) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -151,11 +152,13 @@ def test_ctrl_c_is_130_and_says_so(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["cpu-tiny", "h200-single", "pro6000x8-qwen3.6-27b"])
-def test_every_config_prints_its_plan_within_80_columns(name, capsys, cache):
-    # The built-in corpus is not what is tested: ids of the user's own stand in for it.
-    ids = write_ids(cache / "plan.jsonl")
+def test_every_config_prints_its_plan_within_80_columns(name, capsys, cache, monkeypatch):
+    # The built-in corpus is not what is tested: ids of the user's own stand in for it, under a short name.
+    write_ids(cache / "plan.jsonl")
+    config, ids = Path("configs", f"{name}.toml").resolve(), "plan.jsonl"
+    monkeypatch.chdir(cache)
     over = ["--set", f"data.path={ids}", "--set", "drafter.mask_token_id=4095"] if name == "cpu-tiny" else []
-    assert run(["train", "--config", f"configs/{name}.toml", "--dry-run", *over]) == 0
+    assert run(["train", "--config", str(config), "--dry-run", *over]) == 0
     out = capsys.readouterr().out
     for words in ("target/0", "drafter/0", "parameters", "memory (GB)", "context tokens", "steps"):
         assert words in out

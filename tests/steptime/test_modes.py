@@ -45,6 +45,13 @@ def test_place_is_the_line_of_the_program(scopes: CountingScopes) -> None:
     assert "value.item()" in Path(__file__).read_text().splitlines()[place.line - 1]
 
 
+@pytest.mark.parametrize(("where", "copies"), [("cpu:0", 1), ("meta", 0)])
+def test_a_device_context_says_where_values_go(scopes: CountingScopes, where: str, copies: int) -> None:
+    with scopes.enter("drafter/0", Device("cpu")), torch.device(where):
+        torch.tensor([1.0, 2.0])
+    assert sum(n for kind, n in kinds(scopes).items() if "copy" in kind) == copies
+
+
 def test_no_file_of_the_counters_is_a_place() -> None:
     from steptime.syncs.scopes import _skipped_folders
 

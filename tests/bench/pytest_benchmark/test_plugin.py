@@ -48,6 +48,7 @@ class Bench:
         self.pytester, self.path, self.monkeypatch = pytester, pytester.path, monkeypatch
         monkeypatch.setattr(commit, "read_commit", lambda *_: COMMIT)
         monkeypatch.delenv("BENCH_REQUIRE_CUDA", raising=False)
+        monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # of the tests themselves
         self.on(HERE)
 
     def on(self, where: identity.Machine) -> None:

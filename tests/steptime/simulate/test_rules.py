@@ -47,6 +47,16 @@ class TestWhereMemoryLives:
         assert torch.tensor([1, 2], device=CPU_1).device == CPU_1
         assert torch.nn.functional.one_hot(x, 8).device == CPU_1
 
+    def test_a_device_context_says_where_values_go(self, simulation):
+        with torch.device("meta"):
+            assert torch.tensor([1.0]).is_meta
+            assert torch.zeros(2).is_meta
+        with torch.device(CPU_1):
+            assert torch.tensor([1.0]).device == CPU_1
+            assert torch.zeros(2).device == CPU_1
+            assert torch.tensor([1.0], device="cpu").device == torch.device("cpu")
+        assert torch.tensor([1.0]).device == torch.device("cpu")
+
     def test_a_copy_has_memory_of_its_own_and_the_same_place_gives_the_same_tensor(self, simulation):
         x = torch.ones(3, device=CPU_0)
         assert x.to(CPU_0) is x

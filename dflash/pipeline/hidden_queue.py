@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import OrderedDict
@@ -12,6 +11,10 @@ from typing import Any
 import torch
 
 from dflash.data.batch import Batch
+from dflash.pipeline.even_draws import EvenDraws
+
+_PATIENCE = 8
+"""A batch of a rare length is drawn at the latest when so many times the capacity were drawn before it."""
 
 
 @dataclass(slots=True)
@@ -24,6 +27,7 @@ class HiddenBatch:
         target: index of the target.
         last_hidden: `[batch, length, hidden]` output of the target's last norm, for distillation only.
         put_ns: host clock when it entered the queue, which writes it.
+        drawn_before: batches that had left the queue by then; likewise.
     """
 
     batch: Batch
@@ -32,6 +36,7 @@ class HiddenBatch:
     target: int = 0
     last_hidden: torch.Tensor | None = None
     put_ns: int = field(default=0, init=False)
+    drawn_before: int = field(default=0, init=False)
 
 
 class Buffer:
@@ -112,13 +117,14 @@ class SharedHiddenStateQueue:
 
     A drafter draws only when `hs_min_ready` batches wait, or no more will come. Two ways of drawing:
 
-    * mixed: a random one of the waiting batches, so that lengths mix whatever order the targets finish in;
+    * mixed: a random one of the waiting batches, but of equal work for all drafters of a step (`EvenDraws`);
     * ordered: drafter d of D gets batches d, d+D, d+2D... of the plan, whatever the threads do.
 
     Args:
         capacity: batches that may wait. In ordered mode those are the next so many of the plan, so there is
             always room for the batch that a drafter needs next, though it come last from a slow target.
         drafters, targets: number of workers on each side.
+        per_step: batches that each drafter draws for one optimizer step.
         first_index: plan index of the first batch (ordered mode).
 
     Attributes:
@@ -133,6 +139,7 @@ class SharedHiddenStateQueue:
         ordered: bool,
         drafters: int,
         targets: int,
+        per_step: int = 1,
         first_index: int = 0,
         seed: int = 0,
     ) -> None:
@@ -143,7 +150,7 @@ class SharedHiddenStateQueue:
         self._drafters, self._producers = drafters, targets
         self._next = {drafter: first_index + drafter for drafter in range(drafters)}
         self._items: OrderedDict[int, HiddenBatch] = OrderedDict()
-        self._random = random.Random(seed)
+        self._draws = EvenDraws(drafters, per_step, seed)
         self._closed = False
         lock = threading.Lock()
         self._changed_for_consumers = threading.Condition(lock)
@@ -168,6 +175,7 @@ class SharedHiddenStateQueue:
             if self._closed:
                 return False
             item.put_ns = time.perf_counter_ns()
+            item.drawn_before = self.counters.get_count
             self._items[item.batch.spec.index] = item
             self.counters.put_count += 1
             self._changed_for_consumers.notify_all()
@@ -206,7 +214,7 @@ class SharedHiddenStateQueue:
                     self.counters.consumer_wait_ns += time.perf_counter_ns() - since
             if self._closed or not self._may_draw(drafter):
                 return None
-            index = self._next[drafter] if self.ordered else self._random.choice(list(self._items))
+            index = self._next[drafter] if self.ordered else self._mixed(drafter)
             self._next[drafter] += self._drafters
             item = self._items.pop(index)
             self.counters.get_count += 1
@@ -214,6 +222,18 @@ class SharedHiddenStateQueue:
             # next.
             self._changed_for_producers.notify_all()
             return item
+
+    def _mixed(self, drafter: int) -> int:
+        # The last batch of each target may still be under way on its device, where the drafter's would wait.
+        items = self._items.values()
+        last = {item.target: item for item in items}
+        waiting = [item for item in items if item is not last[item.target]]
+        if len(waiting) < self._drafters:
+            waiting = list(items)
+        age = self.counters.get_count - waiting[0].drawn_before
+        sizes = [item.batch.padded_tokens for item in waiting]
+        place = self._draws.choose(drafter, sizes, overdue=age > _PATIENCE * self.capacity)
+        return waiting[place].batch.spec.index
 
     def _may_draw(self, drafter: int) -> bool:
         if self._closed or not self._left(drafter):

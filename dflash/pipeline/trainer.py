@@ -137,6 +137,7 @@ class Trainer:
             ordered=config.queue.ordered,
             drafters=drafters,
             targets=len(config.target.devices),
+            per_step=config.train.accumulation,
             first_index=self._base.floor,
             seed=config.train.seed,
         )

@@ -61,6 +61,10 @@ def install_tests(session: nox.Session, *linters: str) -> None:
     install(session, "hypothesis", *plugins, *sinks, "check-jsonschema", *linters)
     # Its templates of released models are read, nothing of it runs.
     session.install("--no-deps", "trl==1.16.0")
+    # Quantised targets are read with these; bitsandbytes is larger, and its rows are skipped where it is not.
+    session.install(
+        "--no-deps", "torchao==0.18.0", "accelerate==1.15.0", "compressed-tensors==0.20.1", "loguru==0.7.3"
+    )
 
 
 @nox.session

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,23 @@ from dflash.config import TargetConfig
 from dflash.data.documents import DocumentRows
 from dflash.device import Device, torch_dtype
 from dflash.models.dtypes import say_once, settle_target
+from dflash.models.quantized import (
+    Quantization,
+    check_runs,
+    full_dtype,
+    full_embedding,
+    full_head,
+    is_full,
+    load_options,
+    shared_tensors,
+)
 from dflash.models.target_info import (
     LOADING,
     TINY,
     TargetInfo,
     build_target_layer_ids,
     count_parameters,
+    count_weight_bytes,
     first_line,
     inspect_target,
     resolve_mask_token,
@@ -40,6 +52,7 @@ __all__ = [
     "build_target_layer_ids",
     "build_tiny",
     "count_parameters",
+    "count_weight_bytes",
     "inspect_target",
     "load_target",
     "resolve_mask_token",
@@ -50,6 +63,10 @@ __all__ = [
 # Layer kinds whose masks the taps can do without: causal, no matter what is right of the sample.
 _MASK_FREE_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 _MASK_FREE = "dflash_causal"
+
+
+_AGREES = 0.01
+"""Most that a target and its twin may differ, as a share of the logits' norm."""
 
 
 class _LastTapTaken(Exception):
@@ -64,7 +81,7 @@ class Target:
         layers, norm: the decoder's layers and the norm after the last one.
         embedding, head: `[V, H]`, frozen: the rows that the first layer reads, and the map to the logits
             before they are capped. The model's own weights (one tensor where it ties them), or copies times
-            its scale where it has one.
+            its scale where it has one, and in full where it has them quantised.
         continues: several tokens can be read after others in one pass; None: not tried yet
             (`decode.target_state.check_continues`).
         head_has_bias: the logits have a bias besides, which the drafter does without.
@@ -76,9 +93,12 @@ class Target:
         self.info = info
         self.device = device
         self.layer_ids = info.layer_ids
-        head = model.get_output_embeddings()
-        self.embedding = _scaled(model.get_input_embeddings().weight, info.embedding_scale)
-        self.head = _scaled(head.weight, info.logit_scale)
+        reads, head = model.get_input_embeddings(), model.get_output_embeddings()
+        dtype, place = full_dtype(model), device.torch
+        # A module that scales by itself has done so where its rows had to be computed.
+        scale = info.embedding_scale if is_full(reads) or not hasattr(reads, "embed_scale") else 1.0
+        self.embedding = _scaled(full_embedding(reads, info.vocab_size, dtype, place), scale)
+        self.head = _scaled(full_head(head, info.hidden_size, dtype, place), info.logit_scale)
         self.head_has_bias = getattr(head, "bias", None) is not None
         self.continues: bool | None = None
         self._taken: list[torch.Tensor] | None = None
@@ -126,15 +146,25 @@ class Target:
 
     def twin(self, device: Device) -> Target:
         """Another target over the same weights, for another thread: modules, taps, config and stream of its
-        own, no weight of its own. Call it while nobody runs this one."""
+        own, no weight of its own. Call it while nobody runs this one.
+
+        Raises:
+            UserError: the two do not compute the same.
+        """
+        ids = torch.ones(1, 4, dtype=torch.int64, device=self.device.torch)
+        with torch.no_grad():
+            before = self.model(input_ids=ids, use_cache=False).logits
         for hook in self._hooks:
             hook.remove()
-        shared = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
         twin = copy.copy(self)
-        twin.model, twin.device = copy.deepcopy(self.model, shared), device
+        twin.model, twin.device = copy.deepcopy(self.model, shared_tensors(self.model)), device
         twin.text_model, twin.layers, twin.norm = find_decoder(twin.model)
         for one in (self, twin):
             one._tap()
+        with torch.no_grad():
+            own = twin.model(input_ids=ids, use_cache=False).logits
+        if not (before - own).norm() <= _AGREES * before.norm():
+            raise UserError(f"target {self.info.model!r}: its layers cannot be shared by two threads")
         return twin
 
     def _tap(self) -> None:
@@ -200,8 +230,14 @@ def load_target(config: TargetConfig, device: Device, info: TargetInfo | None = 
     dtype = torch_dtype(config.dtype)
     _quieten()
     with LOADING:
-        model = build_tiny(config, dtype) if config.model == TINY else _from_pretrained(config.model, dtype)
-    return Target(model.to(device.torch), info, device)
+        if config.model == TINY:
+            model = build_tiny(config, dtype)
+        else:
+            model = _from_pretrained(config.model, dtype, info.quantization, device.torch)
+    model = model.to(device.torch)
+    if info.quantization is not None:
+        check_runs(model, config.model, info.quantization, config.dtype)
+    return Target(model, info, device)
 
 
 def build_tiny(config: TargetConfig, dtype: torch.dtype = torch.float32) -> Any:
@@ -221,16 +257,20 @@ def save_target(model: Any, path: str | Path) -> None:
     model.save_pretrained(str(path))
 
 
-def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
+def _from_pretrained(
+    model: str, dtype: torch.dtype, quantization: Quantization | None, device: torch.device
+) -> Any:
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         # No attention is asked for: transformers takes SDPA where the family has it, and where SDPA would
         # leave something out (gpt-oss's sinks, Gemma 2's capped scores) what computes all of it.
-        loaded, report = load(
-            model, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
-        )
+        options = {"dtype": dtype, "local_files_only": True, "trust_remote_code": False}
+        options |= load_options(quantization, device)
+        with warnings.catch_warnings():  # that load_options have their say, which is meant
+            warnings.filterwarnings("ignore", message="You passed `quantization_config`")
+            loaded, report = load(model, output_loading_info=True, **options)
     except Exception as error:
         raise UserError(f"target.model = {model!r}: cannot load its weights: {first_line(error)}") from None
     lost = sorted(

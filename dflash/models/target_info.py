@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dflash.config import DrafterConfig, TargetConfig
+from dflash.models.quantized import Quantization, quantization_of, weight_bytes
 from steptime.errors import UserError
 
 TINY = "tiny-hybrid"
@@ -43,6 +44,7 @@ class TargetInfo:
             size), so that the drafter reads the same vectors.
         logit_scale, logit_softcap: what the target does to its head's logits: times the first, then capped at
             the second by tanh (0: not capped).
+        quantization: how its weights are stored; None: in full.
     """
 
     model: str
@@ -58,6 +60,7 @@ class TargetInfo:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    quantization: Quantization | None = None
 
 
 def build_target_layer_ids(layers: int, taps: int) -> tuple[int, ...]:
@@ -110,6 +113,7 @@ def inspect_target(config: TargetConfig) -> TargetInfo:
         embedding_scale=_embedding_scale(text, hidden),
         logit_scale=_logit_scale(text),
         logit_softcap=float(getattr(text, "final_logit_softcapping", None) or 0.0),
+        quantization=quantization_of(wrapper, config.devices[0]),
     )
 
 
@@ -140,6 +144,14 @@ def count_parameters(config: TargetConfig) -> int:
     with LOADING, torch.device("meta"):
         model = from_config(read_config(config).get_text_config())
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_weight_bytes(config: TargetConfig, info: TargetInfo, element_bytes: int) -> int:
+    """Bytes of the same on the target's device: what is quantised at its own width, the rest at
+    `element_bytes`."""
+    with LOADING, torch.device("meta"):
+        model = from_config(read_config(config).get_text_config())
+    return weight_bytes(model, info.quantization, element_bytes)
 
 
 def resolve_mask_token(config: DrafterConfig, info: TargetInfo, tokenizer: Any = None) -> int:

@@ -17,7 +17,14 @@ from dflash.models.drafter import Drafter, DrafterShape
 from dflash.models.dtypes import settle_dtypes
 from dflash.models.flops import drafter_flops, full_batch, target_flops
 from dflash.models.objectives import OBJECTIVES
-from dflash.models.target import TINY, TargetInfo, count_parameters, inspect_target, resolve_mask_token
+from dflash.models.target import (
+    TINY,
+    TargetInfo,
+    count_parameters,
+    count_weight_bytes,
+    inspect_target,
+    resolve_mask_token,
+)
 from dflash.observe.closing import flops_text
 from dflash.observe.roles import RoleMap
 from dflash.pipeline.build import check_names, measured_rates, prepare_inputs
@@ -83,16 +90,19 @@ def make_plan(config: Config) -> RunPlan:
     try:
         info = inspect_target(config.target)
         target_parameters = count_parameters(config.target)
+        weight_bytes = count_weight_bytes(config.target, info, _BYTES[config.target.dtype])
         target = target_flops(config.target, info, to_the_end=teacher)
     except UserError:
         if config.target.model not in KNOWN_TARGETS:
             raise
         known = KNOWN_TARGETS[config.target.model]
         info, target_parameters = known.info(config.target), known.parameters
+        weight_bytes = target_parameters * _BYTES[config.target.dtype]
         target = known.flops(info, to_the_end=teacher)
         notes.append(
             f"{config.target.model} is not on this machine: sizes from the built-in table of published models"
         )
+    notes += _quantised_note(info, config.target.dtype)
     if config.target.model == TINY or Path(config.data.path).exists():
         inputs = prepare_inputs(config, skip_devices=True)
         shape, samples, anchors = inputs.shape, len(inputs.dataset.samples), inputs.geometry.anchors
@@ -119,7 +129,7 @@ def make_plan(config: Config) -> RunPlan:
         anchors=anchors,
         anchor_share=share,
         dtypes=(config.target.dtype, config.drafter.dtype),
-        devices=tuple(_devices(config, info, target_parameters, drafter_parameters, anchors)),
+        devices=tuple(_devices(config, info, weight_bytes, drafter_parameters, anchors)),
         tokens_per_step=steps * config.data.batch_size * config.data.max_length,
         slots_per_step=steps * config.data.batch_size * anchors * (config.drafter.block_size - 1),
         target_flops=steps * target.of(batch),
@@ -129,8 +139,18 @@ def make_plan(config: Config) -> RunPlan:
     )
 
 
+def _quantised_note(info: TargetInfo, dtype: str) -> list[str]:
+    stored = info.quantization
+    if stored is None:
+        return []
+    why = f" ({stored.why})" if stored.why else ""
+    if stored.bits is None:
+        return [f"the target is quantised ({stored.method}): its weights are counted as {dtype}{why}"]
+    return [f"the target is quantised ({stored.method}): {stored.bits:.3g} bits a quantised weight{why}"]
+
+
 def _devices(
-    config: Config, info: TargetInfo, target_parameters: int, drafter_parameters: int, anchors: int
+    config: Config, info: TargetInfo, weight_bytes: int, drafter_parameters: int, anchors: int
 ) -> list[DevicePlan]:
     target_bytes, drafter_bytes = _BYTES[config.target.dtype], _BYTES[config.drafter.dtype]
     drafters = len(config.drafter.devices)
@@ -146,7 +166,7 @@ def _devices(
             f"target/{index}",
             name,
             (
-                ("weights", target_parameters * target_bytes),
+                ("weights", weight_bytes),
                 (f"{buffers} hidden-state buffers", buffers * features),
                 ("activations", activations),
                 *decoding[: 1 if index == 0 else 0],

@@ -181,14 +181,18 @@ FAST = ("Llama, tied", "Gemma 2", "gpt-oss", "GPT-2")
 
 def build(name: str) -> Any:
     """A random model of the family, without an end of text."""
+    return build_of(FAMILIES[name].config, FAMILIES[name].settings)
+
+
+def build_of(config_name: str, settings: dict[str, Any]) -> Any:
+    """The same of a configuration in transformers."""
     import torch
     import transformers
 
-    family = FAMILIES[name]
-    settings = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | family.settings
+    settings = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | settings
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = getattr(transformers, family.config)(**settings)
+        config = getattr(transformers, config_name)(**settings)
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
     model.generation_config.eos_token_id = None
     return model.eval()

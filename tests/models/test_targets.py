@@ -23,7 +23,7 @@ from dflash.pipeline.trained import load_trained
 from dflash.release.released import check_same, load_released
 from steptime.errors import UserError
 from tests.decode.parts import shaken
-from tests.models.families import FAMILIES, FAST, VOCAB, build
+from tests.models.families import FAMILIES, FAST, VOCAB, Family, build
 
 PAGE = Path(__file__).parents[2] / "docs" / "targets.md"
 OPTIONS = {"config": None, "limit": 3, "max_new_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 0}
@@ -42,6 +42,15 @@ def test_a_target_of_each_family(name, tmp_path, capsys, monkeypatch):
     said = f"has no SDPA: its attention is '{family.attention}'"
     assert capsys.readouterr().err.count(said) == (family.attention != "sdpa")
     holds_what_the_target_computes(target, family)
+    trains_decodes_and_exports(tmp_path, family)
+
+
+def trains_decodes_and_exports(tmp_path: Path, family: Family, *, ties: bool = False) -> None:
+    """A run of two steps on the target in `tmp_path / "target"`, and all that follows it.
+
+    Args:
+        ties: texts may part where two passes of the target disagree by as much.
+    """
     run = tmp_path / "run"
     assert train(None, run_settings(tmp_path), run) == 0
     trained = load_trained(run)
@@ -61,7 +70,8 @@ def test_a_target_of_each_family(name, tmp_path, capsys, monkeypatch):
     assert evaluate(settings=where, checkpoint=None, drafter=tmp_path / "release", out=out, **options) == 0
     found = [json.loads((tmp_path / name / "eval.json").read_text()) for name in ("eval", "released")]
     assert found[0]["figures"]["lossless"]
-    assert found[1]["figures"]["same"] == 3
+    assert found[1]["figures"]["lossless"]
+    assert ties or found[1]["figures"]["same"] == 3
 
 
 @torch.no_grad()

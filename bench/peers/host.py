@@ -177,9 +177,14 @@ def narrow_target(layers: int) -> Target:
 
 
 def forward_of(layers: int) -> Work:
-    """One forward of a narrow target, up to its last tap."""
+    """One forward of a narrow target, up to its last tap, in inference mode as in a target's worker."""
     target, ids = narrow_target(layers), torch.ones(1, TOKENS, dtype=torch.int64)
-    return lambda: target.taps(ids)
+
+    def forward() -> object:
+        with torch.inference_mode():
+            return target.taps(ids)
+
+    return forward
 
 
 def drafter_step() -> Work:

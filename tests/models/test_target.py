@@ -99,6 +99,20 @@ def hidden_states(model, ids):
         return text(input_ids=ids, output_hidden_states=True, use_cache=False)
 
 
+def test_inference_mode_changes_no_bit_and_what_is_packed_from_it_can_be_trained_on(saved, ids):
+    _, config = saved
+    target = load_target(config, CPU)
+    with torch.inference_mode():
+        inside = target.taps(ids)
+    outside = target.taps(ids)
+    for one, other in zip(inside, outside, strict=True):
+        assert one.equal(other)
+    packed = torch.cat(inside, dim=-1, out=torch.empty(*ids.shape, 3 * inside[0].shape[-1]))
+    weight = torch.ones(packed.shape[-1], requires_grad=True)
+    (packed * weight).sum().backward()
+    assert weight.grad is not None
+
+
 def test_taps_are_the_outputs_of_the_layers(saved, ids):
     model, config = saved
     target = load_target(config, CPU)

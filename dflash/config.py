@@ -67,6 +67,8 @@ class DataConfig(Section):
     corpus."""
     cache: Places[str] = "cache"
     """Folder for what `dflash prepare` builds."""
+    workers: Places[NonNegative] = 0
+    """Processes that tokenise a large data set; 0: one for each core."""
     max_length: Trains[Positive] = 512
     """Longest sample, tokens; longer ones are cut."""
     buckets: Trains[tuple[Positive, ...]] = (128, 256, 512)

@@ -170,7 +170,8 @@ def build(target: Target, shape: DrafterShape, tensors: Mapping[str, torch.Tenso
 
 
 def _tokenizer_and_file(config: Config, prompts: Path | None) -> tuple[Any, Path]:
-    from dflash.data.conversations import data_files, load_tokenizer, read_rows, stdlib_file
+    from dflash.data.conversations import load_tokenizer, stdlib_file
+    from dflash.data.rows import data_files, read_rows
 
     if prompts is None:
         if config.data.path != "stdlib":
@@ -179,7 +180,7 @@ def _tokenizer_and_file(config: Config, prompts: Path | None) -> tuple[Any, Path
             )
         tokenizer = load_tokenizer(config)
         return tokenizer, stdlib_file(config.data, tokenizer, "heldout")
-    first = next(iter(read_rows(data_files(prompts)[0], config.data.cache)), None)
+    first = next(iter(read_rows(data_files(prompts)[0])), None)
     if first is not None and isinstance(first.value, dict) and first.value.get("input_ids") is not None:
         try:
             return load_tokenizer(config), prompts

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash.data.conversations import RawRow, data_files, read_rows
 from dflash.data.messages import check_text
 from dflash.data.progress import Progress
+from dflash.data.rows import RawRow, data_files, read_rows
 from dflash.data.template import BadSample
 from steptime.errors import UserError, nearest
 from steptime.files import atomic_text
@@ -58,7 +58,7 @@ def convert(
     with atomic_text(out) as sink:
         for file in files:
             with Progress(f"Converting {file.name}", file.stat().st_size, "bytes") as progress:
-                for row in read_rows(file, cache):
+                for row in read_rows(file):
                     progress.advance(row.bytes)
                     try:
                         turns = conversation_from(row, fields)

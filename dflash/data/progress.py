@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 
 
 class Progress:
@@ -11,16 +12,21 @@ class Progress:
     passed.
 
     On a terminal a bar of rich; elsewhere (CI logs) a plain line on stderr every ten seconds.
+
+    Args:
+        done: how much was done before; it counts as done, but says nothing of the speed.
     """
 
     quiet_s = 2.0
     plain_every_s = 10.0
+    share_of_a_guess = 0.01
+    """The time left is told once so much is done: before, it would be a guess."""
 
-    def __init__(self, what: str, total: int | None = None, unit: str = "") -> None:
+    def __init__(self, what: str, total: int | None = None, unit: str = "", done: int = 0) -> None:
         self.what = what
         self.total = total
         self.unit = f" {unit}" if unit else ""
-        self.done = 0
+        self.done = self._before = done
         self._start = time.monotonic()
         self._next = self._start + self.quiet_s
         self._bar: object = None
@@ -45,12 +51,12 @@ class Progress:
     def _line(self, now: float) -> str:
         seconds = now - self._start
         if not self.total:
-            return f"{self.what}: {self.done:,}{self.unit} in {seconds:.0f} s"
-        left = seconds * (self.total - self.done) / max(self.done, 1)
-        return (
-            f"{self.what}: {self.done:,} of {self.total:,}{self.unit}, {seconds:.0f} s, about {left:.0f} s "
-            "left"
-        )
+            return f"{self.what}: {self.done:,}{self.unit} in {_clock(seconds)}"
+        text = f"{self.what}: {self.done:,} of {self.total:,}{self.unit}, {_clock(seconds)}"
+        new = self.done - self._before
+        if new < self.share_of_a_guess * self.total:
+            return text
+        return f"{text}, about {_clock(seconds * (self.total - self.done) / new)} left"
 
     def _draw(self) -> None:
         from rich.console import Console
@@ -73,10 +79,14 @@ class Progress:
             )
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=self.total)
+            self._task = self._bar.add_task(self.what, total=self.total, completed=self._before)
         assert isinstance(self._bar, Bar)
         self._bar.update(self._task, completed=self.done)  # type: ignore[arg-type]
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()  # type: ignore[attr-defined]
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else str(timedelta(seconds=round(seconds)))

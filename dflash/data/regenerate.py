@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dflash.data.conversations import data_files, read_rows
 from dflash.data.messages import conversation_of, normalise
 from dflash.data.progress import Progress
+from dflash.data.rows import data_files, read_rows
 from dflash.data.skeleton import Message
 from dflash.data.template import BadSample, has_text
 from dflash.data.thoughts import answer_text
@@ -143,7 +143,7 @@ def read_tasks(
     tasks: list[Task] = []
     skipped: list[tuple[str, str]] = []
     for file in data_files(source):
-        for row in read_rows(file, cache):
+        for row in read_rows(file):
             if limit is not None and len(tasks) >= limit:
                 break
             origin = f"{file}:{row.line}"

@@ -7,19 +7,20 @@ import json
 import shutil
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dflash.config import DataConfig
-from dflash.data.dataset import Dataset, FlatSamples
+from dflash.data.dataset import Dataset, FlatSamples, Tally
+from dflash.data.parts import blocks_of
 from dflash.data.progress import Progress
 from steptime.errors import UserError
 from steptime.files import atomic_folder
 
-FORMAT = 2
+FORMAT = 3
 """Raised when tokenising changes, so that an older cache is not taken for the new one."""
 
 _BLOCK = 1 << 20
@@ -64,24 +65,35 @@ def _checksum(array: np.ndarray) -> int:
     return zlib.crc32(flat)
 
 
+def _file_checksum(path: Path, start: int) -> int:
+    """Of what stands behind the header. Read and not mapped, so that the check fills no memory."""
+    crc32 = 0
+    for block in blocks_of(path, start):
+        crc32 = zlib.crc32(block, crc32)
+    return crc32
+
+
 def write(folder: Path, dataset: Dataset) -> None:
     """Write the data set under `folder`, whole or not at all. A cache that cannot be written is no error."""
     samples = dataset.samples
     assert isinstance(samples, FlatSamples)
     meta = {
         "files": samples.files,
-        "skipped": dataset.skipped,
-        "cut": dataset.cut,
-        "dropped": dataset.dropped,
+        "tally": asdict(dataset.tally),
         "crc32": {name: _checksum(getattr(samples, name)) for name in ARRAYS},
     }
     try:
         with atomic_folder(folder) as temporary:
             for name in ARRAYS:
                 np.save(temporary / f"{name}.npy", getattr(samples, name))
-            (temporary / "meta.json").write_text(json.dumps(meta) + "\n", encoding="utf-8")
+            write_record(temporary, meta)
     except (UserError, OSError):
         pass
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Say what a cache's arrays are; the last file of a cache."""
+    (folder / "meta.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 def read(folder: Path, tokenizer: Any) -> Dataset | None:
@@ -92,13 +104,16 @@ def read(folder: Path, tokenizer: Any) -> Dataset | None:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-        samples = FlatSamples(**arrays, files=tuple(meta["files"]))
-        skipped = [(origin, reason) for origin, reason in meta["skipped"]]
+        plain = {name: array.view(np.ndarray) for name, array in arrays.items()}  # cheaper to cut
+        samples = FlatSamples(**plain, files=tuple(meta["files"]))
+        tally = Tally(**meta["tally"])
+        tally.skipped = [(origin, reason) for origin, reason in tally.skipped]
         whole = samples.offsets[-1] == len(samples.input_ids) == len(samples.loss_mask) and all(
-            _checksum(array) == meta["crc32"][name] for name, array in arrays.items()
+            _file_checksum(folder / f"{name}.npy", array.offset) == meta["crc32"][name]
+            for name, array in arrays.items()
         )
         if whole:
-            return Dataset(samples, skipped, tokenizer, meta["cut"], meta["dropped"])
+            return Dataset(samples, tokenizer, tally)
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
         pass
     shutil.rmtree(folder, ignore_errors=True)

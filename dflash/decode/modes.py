@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash.config import Config
-from dflash.data.conversations import data_files, read_rows
 from dflash.data.messages import conversation_of
+from dflash.data.rows import data_files, read_rows
 from dflash.data.template import BadSample
 from dflash.decode.between import Modes, has_thought
 from dflash.decode.figures import PromptResult
@@ -67,7 +67,7 @@ def training_share(config: Config) -> float | None:
         file = data_files(Path(config.data.path))[0]
         thinks = [
             any(message.get("reasoning_content") for message in found[0])
-            for row in itertools.islice(read_rows(file, config.data.cache), _LOOKED_AT)
+            for row in itertools.islice(read_rows(file), _LOOKED_AT)
             if (found := _conversation(row.value)) is not None
         ]
     except UserError:

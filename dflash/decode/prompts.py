@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dflash.data.conversations import RawRow, data_files, read_rows, token_ids_of
 from dflash.data.encode import Encoder
 from dflash.data.messages import conversation_of, normalise
+from dflash.data.rows import RawRow, data_files, read_rows
+from dflash.data.samples import token_ids_of
 from dflash.data.skeleton import Message
 from dflash.data.template import BadSample, ChatRenderer
 from dflash.data.thoughts import Thoughts
@@ -70,7 +71,7 @@ def read_prompts(
     reader = _Reader(tokenizer, vocab_size, longest or context, reasoning, thinking)
     prompts: list[EvalPrompt] = []
     for file in data_files(path):
-        for row in read_rows(file, cache):
+        for row in read_rows(file):
             if limit is not None and len(prompts) >= limit:
                 return prompts
             origin = f"{file}:{row.line}"

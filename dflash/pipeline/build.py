@@ -12,8 +12,10 @@ import torch
 from dflash.config import Config
 from dflash.data.anchors import BlockGeometry
 from dflash.data.batch import BatchWork
-from dflash.data.conversations import data_files, load_samples, load_tokenizer, read_rows, unknown_format
+from dflash.data.conversations import load_samples, load_tokenizer
 from dflash.data.dataset import Dataset
+from dflash.data.rows import data_files, read_rows
+from dflash.data.samples import unknown_format
 from dflash.device import Device, check_devices, torch_dtype
 from dflash.device.rate import matmul_rates
 from dflash.models.drafter import Drafter, DrafterShape
@@ -93,7 +95,7 @@ def brings_token_ids(config: Config) -> bool:
     if config.data.path == "stdlib":
         return False
     file = data_files(Path(config.data.path))[0]
-    row = next(read_rows(file, config.data.cache), None)
+    row = next(read_rows(file), None)
     if row is None:
         raise UserError(f"{file}: the data set is empty")
     if not isinstance(row.value, dict) or config.data.skip_bad:

@@ -24,6 +24,10 @@ def samples(draw, longest: int = 24, most: int = 5):
     return made
 
 
+def packed(made, longest):
+    return pack(made, np.array([len(sample.input_ids) for sample in made]), longest)
+
+
 def check(batch, rows, geometry):
     """The obvious statement of a batch: loops over rows, anchors and slots."""
     weights = 0.0
@@ -76,7 +80,7 @@ def test_batch_equals_the_obvious_reference(made, anchors, block, seed):
 @settings(max_examples=60, deadline=None)
 @given(samples(longest=10, most=8), st.integers(1, 12), st.integers(2, 8), st.integers(0, 2**62))
 def test_packed_batch_equals_the_obvious_reference(made, anchors, block, seed):
-    rows = pack(made, 24)
+    rows = packed(made, 24)
     geometry = BlockGeometry(anchors, block)
     batch = Collator(Dataset(rows), geometry)(BatchSpec(0, seed, tuple(range(len(rows))), 24))
     check(batch, list(rows), geometry)
@@ -114,7 +118,7 @@ def test_pack_keeps_every_document_whole(lengths):
         Sample(np.full(length, number, np.int32), np.ones(length, bool), f"f:{number}")
         for number, length in enumerate(lengths)
     ]
-    rows = pack(made, 16)
+    rows = packed(made, 16)
     seen = []
     for row in rows:
         assert len(row.input_ids) <= 16

@@ -213,7 +213,7 @@ def test_cut_keeps_a_pair_or_drops_and_counts(load, jsonl):
     path = jsonl(whole, at_edge, too_late, scattered)
     dataset = load(path)
     assert [len(sample.input_ids) for sample in dataset.samples] == [64, 64]
-    assert (dataset.cut, dataset.dropped) == (2, 2)
+    assert (dataset.tally.cut, dataset.tally.dropped) == (2, 2)
     reason = "no two supervised tokens in a row within the first 64"
     assert dataset.skipped == [(f"{path}:3", reason), (f"{path}:4", reason)]
     assert "2 dropped" in dataset.summary()
@@ -443,7 +443,7 @@ def test_second_time_comes_from_the_cache(load, jsonl, cached, monkeypatch):
         sample.loss_mask.tolist() for sample in first.samples
     ]
     assert [sample.origin for sample in again.samples] == [sample.origin for sample in first.samples]
-    assert (again.skipped, again.dropped, again.cut) == (first.skipped, first.dropped, first.cut)
+    assert again.tally == first.tally
     assert len(load(path, limit=2).samples) == 2
 
 

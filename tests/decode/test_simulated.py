@@ -40,6 +40,7 @@ def texts(folder: Path, name: str) -> tuple[list[Any], int]:
         return rows, simulation.counts.operations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["full", "hybrid"])
 def test_the_texts_are_the_cpus(family: str, tmp_path: Path) -> None:
     save_target(parts.MODELS[family](), tmp_path)

@@ -1,0 +1,1 @@
+"""How long it takes to make large data sets ready, and how much memory."""

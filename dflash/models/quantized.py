@@ -105,7 +105,11 @@ def _torchao_bits(settings: Mapping[str, Any]) -> tuple[float | None, str]:
     if re.search(r"int4weight", name):
         # A scale and a zero of 16 bits for each group.
         return 4.0 + 32.0 / int(data.get("group_size") or 128), ""
-    if re.search(r"int8|float8|fp8|intx", name):  # intx of any width lies unpacked in bytes
+    if "intx" in name:
+        # Any width lies unpacked in bytes; a float32 scale and a byte of zero for each group.
+        group = ((data.get("granularity") or {}).get("_data") or {}).get("group_size")
+        return 8.0 + (40.0 / int(group) if group else 0.0), ""
+    if re.search(r"int8|float8|fp8", name):
         return 8.0, ""
     return None, "their size is unknown"
 

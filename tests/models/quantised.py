@@ -69,6 +69,29 @@ def by_hand(
     return make
 
 
+def stored_bytes(target: Any) -> int:
+    """Memory of a target's weights with their scales, and of its embedding and head in full."""
+    found: dict[int, int] = {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, torch.Tensor) and type(value.data) is not torch.Tensor:
+            for name in value.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+                walk(getattr(value, name))
+        elif isinstance(value, torch.Tensor):
+            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        for name in ("state", "quant_state"):  # bitsandbytes
+            state = getattr(value, name, None)
+            for inner in vars(state).values() if hasattr(state, "__dict__") else ():
+                walk(inner)
+
+    for module in target.model.modules():
+        for value in (module, *module.parameters(recurse=False), *module.buffers(recurse=False)):
+            walk(value)
+    for value in (target.embedding, target.head):
+        walk(value)
+    return sum(found.values())
+
+
 def say(folder: Path, settings: dict[str, Any]) -> None:
     """Write `quantization_config` into a folder's config.json."""
     tree = json.loads((folder / "config.json").read_text())

@@ -133,12 +133,15 @@ TORCHAO = {
     "quant_method": "torchao",
     "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}},
 }
+GROUPS = {"_type": "PerGroup", "_data": {"group_size": 32}}
+INTX = {"_type": "IntxWeightOnlyConfig", "_data": {"granularity": GROUPS}}
 INT4 = {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}}
 BNB8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 STORED = [
     pytest.param(TORCHAO, "cpu", 8.0, 0, id="torchao int8"),
     pytest.param(TORCHAO | {"quant_type": {"default": INT4}}, "cuda:0", 5.0, 0, id="torchao int4"),
+    pytest.param(TORCHAO | {"quant_type": {"default": INTX}}, "cpu", 9.25, 0, id="torchao intx"),
     pytest.param(TORCHAO | {"include_input_output_embeddings": True}, "cpu", 8.0, 2, id="torchao, head"),
     pytest.param(TORCHAO | {"quant_type": {"default": {"_type": "Odd"}}}, "cpu", None, 0, id="torchao, odd"),
     pytest.param(BNB4, "cuda:0", 4.5, 0, id="bitsandbytes int4"),
@@ -239,6 +242,8 @@ def test_a_target_of_each_kind(name, tmp_path, monkeypatch):
     target = load_target(config, Device("cpu"))
     assert target.info.quantization is not None
     assert (target.info.quantization.bits is None) is kind.widened
+    counted = count_weight_bytes(config, target.info, 4)
+    assert counted == pytest.approx(quantised.stored_bytes(target), rel=0.05)
     ids = torch.randint(1, VOCAB, (2, 20), generator=torch.Generator().manual_seed(5))
     taps, last = target.taps_and_last(ids)
     with torch.no_grad():

@@ -13,6 +13,7 @@ from dflash.commands.eval import build
 from dflash.config import Config
 from dflash.decode.evaluate import evaluate
 from dflash.decode.figures import summarise
+from dflash.decode.generate import decode_plainly
 from dflash.decode.prompts import read_prompts, stop_ids
 from dflash.device import Device
 from dflash.models.target import load_target
@@ -46,30 +47,52 @@ def evaluated(trainer, step: int, file) -> float:
     """τ as `dflash eval` has it, of a checkpoint."""
     trained = load_trained(trainer.run_dir / "checkpoints" / f"step-{step:08}")
     target = load_target(trainer.config.target, Device("cpu"))
-    prompts = read_prompts(file, None, 64, limit=2, context=0, max_new_tokens=8)
+    prompts = read_prompts(file, None, 64, limit=3, context=0, max_new_tokens=16)
     drafter = build(target, trained.shape, trained.tensors, "checkpoint")
-    results = evaluate(target, drafter, prompts, max_new_tokens=8, stop_ids=stop_ids(target, None))
+    results = evaluate(target, drafter, prompts, max_new_tokens=16, stop_ids=stop_ids(target, None))
     return summarise(results, trained.shape.block_size).tau
 
 
-def test_it_equals_the_evaluation_of_the_same_weights_and_changes_no_step(tmp_path, data):
-    more = ("train.checkpoint_every=4", "train.keep_checkpoints=9", "train.lr=0.05")
-    plain = losses(small_trainer(tmp_path, "train.lr=0.05", name="plain"))
-    trainer = settled_trainer(tmp_path, data, *LOOKS, *more, scopes=GuardScopes("disallow"))
+def own_text(folder) -> None:
+    """Data that a drafter learns to foresee within some steps: a few texts of the target's own."""
+    target = load_target(small_config(folder).target, Device("cpu"))
+    prompts = [[(3 * index + 5 * place) % 60 + 1 for place in range(5)] for index in range(3)]
+    with (folder / "ids.jsonl").open("w") as sink:
+        for prompt, row in zip(prompts, decode_plainly(target, prompts, max_new_tokens=40).rows, strict=True):
+            sink.write(
+                json.dumps({"input_ids": [*prompt, *row.tokens], "loss_mask": [0] * 5 + [1] * 40}) + "\n"
+            )
+
+
+@pytest.mark.slow
+def test_it_equals_the_evaluation_of_the_same_weights_and_changes_no_step(tmp_path):
+    own_text(tmp_path)
+    settings = ("train.steps=60", "train.lr=0.006", "drafter.mask_in_data=true")
+    plain = losses(small_trainer(tmp_path, *settings, name="plain"))
+    looks = ("train.heldout_every=20", "train.tau_prompts=3", "train.tau_tokens=16")
+    saves = ("train.checkpoint_every=30", "train.keep_checkpoints=9")
+    data = f"data.heldout={tmp_path / 'ids.jsonl'}"
+    trainer = settled_trainer(tmp_path, data, *settings, *looks, *saves)
     assert losses(trainer) == plain
-    (trainer.run_dir / "config.json").write_text(trainer.config.model_dump_json())
     found = rows(trainer)
-    assert set(found) == {3, 4, 6}  # every third step, each checkpoint, the end
-    assert len(set(found.values())) > 1, "every look saw the same weights"
-    for step in (4, 6):
-        assert evaluated(trainer, step, tmp_path / "heldout.jsonl") == pytest.approx(found[step])
+    assert set(found) == {20, 30, 40, 60}  # every so many steps, each checkpoint, the end
+    assert found[60] > max(1.0, found[20]), "nothing was learnt, so nothing is shown"
+    for step in (30, 60):
+        assert evaluated(trainer, step, tmp_path / "ids.jsonl") == pytest.approx(found[step])
     history = trainer.result.history
-    assert history.last_tau == (6, found[6])
-    assert history.first_tau == (3, found[3])
+    assert history.last_tau == (60, found[60])
+    assert history.first_tau == (20, found[20])
     assert 0.0 < history.evaluating_seconds < history.seconds
     assert history.running_s == history.seconds - history.evaluating_seconds - history.stalled_seconds
     accounts = {account.name: account for account in trainer.observer.accounts()}
     assert accounts["tau"].seconds == pytest.approx(history.evaluating_seconds)
+
+
+def test_its_waits_are_declared_and_no_others_come(tmp_path, data):
+    few = ("train.steps=2", "train.heldout_every=1", "train.tau_prompts=1", "train.tau_tokens=3")
+    trainer = small_trainer(tmp_path, data, *few, scopes=GuardScopes("disallow"))
+    losses(trainer)
+    assert set(rows(trainer)) == {1, 2}
 
 
 def test_its_target_shares_the_weights_and_nothing_that_a_pass_changes(tmp_path, data):

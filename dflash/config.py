@@ -186,7 +186,7 @@ class QueueConfig(Section):
     """A drafter draws only when so many wait (or no more will come)."""
     ordered: Trains[bool] = False
     """Batches reach the drafters in the order of the plan, so that one seed gives the same losses bit for
-    bit."""
+    bit. Several drafters are then slower where lengths differ: mixed order gives them equal work."""
     hand_over: Places[Literal["auto", "peer", "pinned"]] = "auto"
     """How hidden states come to another GPU: copied between the two (`peer`), or through pinned host memory
     (`pinned`). `auto`: peer where the two can reach each other."""

@@ -46,13 +46,26 @@ class Quantization:
     why: str = ""
 
 
-def quantization_of(config: Any, device: str) -> Quantization | None:
+def quantization_of(config: Any, device: str, model: str = "") -> Quantization | None:
     """What `quantization_config` of a model's config says; None: not quantised.
 
     Args:
         config: transformers' configuration of the whole model.
         device: the target's.
+        model: its name, for the error.
+
+    Raises:
+        UserError: it is not what any method writes.
     """
+    try:
+        return _read(config, device)
+    except (AttributeError, TypeError, ValueError, ArithmeticError, re.error) as error:
+        raise UserError(
+            f"target.model = {model!r}: quantization_config of its config.json cannot be read: {error}"
+        ) from None
+
+
+def _read(config: Any, device: str) -> Quantization | None:
     tree = getattr(config, "quantization_config", None)
     if tree is None:
         tree = getattr(config.get_text_config(), "quantization_config", None)
@@ -69,7 +82,7 @@ def quantization_of(config: Any, device: str) -> Quantization | None:
         method=method,
         bits=bits,
         dtype=str(getattr(config, "dtype", None) or "").removeprefix("torch."),
-        skipped=None if skipped is None else tuple(skipped),
+        skipped=None if skipped is None else tuple(re.compile(name).pattern for name in skipped),
         experts=method in ("fp8", "mxfp4"),
         linears=method != "mxfp4",
         why=why,

@@ -113,7 +113,7 @@ def inspect_target(config: TargetConfig) -> TargetInfo:
         embedding_scale=_embedding_scale(text, hidden),
         logit_scale=_logit_scale(text),
         logit_softcap=float(getattr(text, "final_logit_softcapping", None) or 0.0),
-        quantization=quantization_of(wrapper, config.devices[0]),
+        quantization=quantization_of(wrapper, config.devices[0], config.model),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dflash.config import TargetConfig, load_config
 from dflash.device import Device
@@ -184,6 +184,28 @@ def test_the_plan_counts_the_weights_as_they_are_stored(settings, device, bits, 
         small += VOCAB * 64
     expected = 2 * full + small * (bits or 0.0) / 8
     assert count_weight_bytes(config, info, 2) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        5,
+        "int8",
+        [],
+        quantised.FP8 | {"weight_block_size": [0, 128]},
+        quantised.FP8 | {"weight_block_size": 128},
+        TORCHAO
+        | {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": "x"}}}},
+        TORCHAO | {"quant_type": {"default": "Int8"}},
+        BNB8 | {"llm_int8_skip_modules": 3},
+        BNB8 | {"llm_int8_skip_modules": ["(mlp"]},
+    ],
+)
+def test_what_no_method_writes_is_one_line(tree):
+    config = LlamaConfig()
+    config.quantization_config = tree
+    with pytest.raises(UserError, match=r"'folder': quantization_config of its .* cannot be read"):
+        quantization_of(config, "cuda:0", "folder")
 
 
 def test_experts_are_counted_where_the_method_stores_them_small(tmp_path):

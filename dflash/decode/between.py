@@ -143,6 +143,9 @@ def verdict(between: Between) -> str:
     if own is None or places is None:
         return "The answers are too short to compare: nothing was drafted after their first token."
     known = own if data is None or own.tau > data.tau else data
+    unlike = data is not None and between.logged_tau is not None and _large(between.logged_tau, data.tau)
+    if known.tau - 1.0 < _HARDLY and unlike:  # it did learn
+        return _unlike_training(between)
     if known.tau - 1.0 < _HARDLY:
         text = "on the data's answers too" if data is not None else "even on the true tokens"
         other = between.chosen is not None and between.chosen < _OWN
@@ -166,12 +169,8 @@ def verdict(between: Between) -> str:
         return _other_answers(between, data.tau, own.tau)
     if between.modes.differ:
         return _other_mode(between.modes)
-    if data is not None and between.logged_tau is not None and _large(between.logged_tau, data.tau):
-        return (
-            f"Training logged {between.logged_tau:.2f} tokens a pass in its last steps, and on the data's "
-            f"answers here it would be {data.tau:.2f}: either these texts are unlike those of training (add "
-            "such ones), or the target's layers, its weights or the template are not those of training."
-        )
+    if unlike:
+        return _unlike_training(between)
     if _large(own.tau, decoded.tau):
         return (
             f"Decoding drafts at harder places than the average one ({own.tau:.2f} -> {decoded.tau:.2f}): it "
@@ -180,6 +179,15 @@ def verdict(between: Between) -> str:
     if data is None:
         return "No gap is large: decoding accepts what the drafter is right at."
     return "No gap is large: decoding accepts what training says."
+
+
+def _unlike_training(between: Between) -> str:
+    assert between.data is not None
+    return (
+        f"Training logged {between.logged_tau:.2f} tokens a pass in its last steps, and on the data's "
+        f"answers here it would be {between.data.tau:.2f}: either these texts are unlike those of training "
+        "(add such ones), or the target's layers, its weights or the template are not those of training."
+    )
 
 
 def _other_answers(between: Between, before: float, after: float) -> str:

@@ -71,6 +71,10 @@ HIGH, LOW, NONE = line(0.8, 0.6, 0.4), line(0.4, 0.2, 0.1), line(0.02, 0.0, 0.0)
         (Between(HIGH, HIGH, LOW, LOW, 0.9), r"harder places than the average one \(2.80 -> 1.70\)"),
         (Between(NONE, NONE, NONE, NONE, 0.9), "hardly ever right, on the data's answers too"),
         (Between(NONE, NONE, NONE, NONE, 0.001), r"only 0% of the data's tokens, so rewrite the answers"),
+        (
+            Between(NONE, NONE, NONE, NONE, 0.9, logged_tau=2.8),
+            r"logged 2.80 tokens a pass.* the template",
+        ),
         (Between(None, NONE, NONE, NONE, None), "hardly ever right, even on the true tokens"),
         (Between(HIGH, None, None, NONE, 0.9), "too short to compare"),
     ],

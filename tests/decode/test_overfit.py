@@ -173,6 +173,23 @@ def test_features_of_other_layers_than_in_training_are_named(run, monkeypatch, c
 
 
 @pytest.mark.fault
+def test_another_template_than_in_training_is_named(run, capsys):
+    """Planted: other markup stands before the same question, and the target answers to that."""
+    folder, target, _ = run
+    prompt = parts.prompts((6,), seed=9)[0] + PROMPT
+    answer = decode_plainly(target, [prompt], max_new_tokens=NEW).rows[0].tokens
+    file = folder / "template.jsonl"
+    row = {"input_ids": prompt + answer, "loss_mask": [0] * len(prompt) + [1] * NEW}
+    file.write_text(json.dumps(row) + "\n")
+    evaluate(None, None, folder / "run", None, file, out=folder / "t", **OPTIONS)
+    between = json.loads((folder / "t" / "eval.json").read_text())["between"]
+    assert between["chosen"] == 1.0
+    assert between["says"].startswith("Training logged 7.")
+    assert "or the template are not those of training" in between["says"]
+    assert between["says"] in capsys.readouterr().out
+
+
+@pytest.mark.fault
 def test_answers_of_somebody_else_are_named(run, capsys):
     """Planted: the drafter learns an answer that the target would never have given."""
     folder, _, _ = run

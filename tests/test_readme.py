@@ -205,6 +205,16 @@ def pytest_face(words: list[str], folder: Path) -> None:
     assert (ROOT / "bench" / "conftest.py").exists()
 
 
+def long_tests(words: list[str], folder: Path) -> None:
+    """They take minutes: here they are only collected."""
+    file = next(word for word in words if word.endswith(".py"))
+    environment = os.environ | {"PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", *words[3:]]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert shown.returncode == 0, shown.stdout
+    assert file in shown.stdout
+
+
 RUNNERS = {
     "dflash train": train,
     "dflash prepare": prepare,
@@ -221,6 +231,7 @@ RUNNERS = {
     "python -m pip install pre-commit": hooks,
     "python -m pip install nox": nox_alone,
     "pytest bench/": pytest_face,
+    "python -m pytest": long_tests,
 }
 
 

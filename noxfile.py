@@ -178,4 +178,6 @@ def frameworks(session: nox.Session) -> None:
     install_tests(session)
     session.install("accelerate==1.15.*", "lightning==2.6.*", "torchmetrics==1.9.*")
     session.install("diffusers==0.42.*", "peft==0.21.*")
-    session.run("python", "-m", "pytest", *(session.posargs or ["tests/steptime/counting"]))
+    places = ("counting", "subjects/test_frameworks.py", "gate/test_anywhere.py")
+    words = session.posargs or ["--thorough", *(f"tests/steptime/{place}" for place in places)]
+    session.run("python", "-m", "pytest", *PARALLEL, *words, env=ONE_THREAD)

@@ -177,7 +177,7 @@ def frameworks(session: nox.Session) -> None:
     """Whole runs of other people's frameworks under the counter; `tests` skips those that are not there."""
     install_tests(session)
     session.install("accelerate==1.15.*", "lightning==2.6.*", "torchmetrics==1.9.*")
-    session.install("diffusers==0.42.*", "peft==0.21.*")
+    session.install("diffusers==0.42.*", "peft==0.21.*", "sentence-transformers==6.2.*")
     places = ("counting", "subjects/test_frameworks.py", "gate/test_anywhere.py")
     words = session.posargs or ["--thorough", *(f"tests/steptime/{place}" for place in places)]
     session.run("python", "-m", "pytest", *PARALLEL, *words, env=ONE_THREAD)

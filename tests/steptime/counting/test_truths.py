@@ -23,6 +23,8 @@ PER_STEP = {
     ("nanogpt_like.py",): ((), 1 / 18),
     ("diffusers_unet.py",): (("diffusers",), 0),
     ("peft_lora.py",): (("peft",), 0),
+    ("torchtitan_like.py",): ((), 2.2),
+    ("sentence_transformers_pairs.py",): (("sentence_transformers", "accelerate"), 10),
 }
 """The program and its arguments -> what it needs, and its host syncs per step by a reading of the sources."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from dflash.data.plan import EpochPlan
@@ -51,35 +53,57 @@ def test_a_layout_gives_the_cpus_bits(tmp_path, targets, drafters, settings):
     same_as_the_cpu(tmp_path, targets, drafters, *settings)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("targets", "drafters", "objective", "order", "accumulation"),
-    [
-        (1, 1, "kd", "mixed", 1),
-        (1, 1, "dpace", "ordered", 2),
-        (5, 1, "ce", "mixed", 2),
-        (5, 1, "kd", "ordered", 1),
-        (1, 3, "ce", "ordered", 2),
-        (1, 3, "dpace", "mixed", 1),
-        (5, 3, "kd", "ordered", 2),
-        (5, 3, "ce", "mixed", 1),
-    ],
+CHOICES = {
+    "targets": (1, 5),
+    "drafters": (1, 3),
+    "objective": ("ce", "dpace", "kd"),
+    "ordered": ("true", "false"),
+    "accumulation": (1, 2),
+    "pack": ("true", "false"),
+    "hand_over": ("peer", "pinned"),
+    "collectors": (True, False),
+}
+ROWS = (
+    (5, 1, "ce", "true", 1, "false", "peer", False),
+    (1, 3, "ce", "false", 2, "true", "pinned", True),
+    (5, 3, "kd", "true", 1, "false", "pinned", True),
+    (1, 1, "kd", "false", 2, "true", "peer", False),
+    (5, 3, "dpace", "false", 1, "true", "pinned", False),
+    (1, 3, "dpace", "true", 2, "false", "peer", True),
+    (5, 1, "dpace", "false", 2, "false", "pinned", True),
+    (1, 3, "ce", "true", 1, "true", "pinned", True),
 )
+"""Each value of a choice meets each value of each other one; `product.py` has all combinations."""
+
+
+def pairs(rows):
+    return {
+        (one, row[one], other, row[other])
+        for row in rows
+        for one, other in itertools.combinations(range(len(CHOICES)), 2)
+    }
+
+
+def test_the_rows_have_every_pair_of_choices():
+    assert pairs(ROWS) == pairs(itertools.product(*CHOICES.values()))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(tuple(CHOICES), ROWS)
 def test_each_pair_of_choices_gives_the_cpus_bits(
-    tmp_path, targets, drafters, objective, order, accumulation
+    tmp_path, targets, drafters, objective, ordered, accumulation, pack, hand_over, collectors
 ):
-    number = targets + drafters + accumulation + len(objective)
     same_as_the_cpu(
         tmp_path,
         targets,
         drafters,
         f"objective.kind={objective}",
-        f"queue.ordered={str(order == 'ordered').lower()}",
+        f"queue.ordered={ordered}",
         f"train.accumulation={accumulation}",
-        f"data.pack={str(number % 2 == 0).lower()}",
-        f"queue.hand_over={('peer', 'pinned')[number % 2]}",
-        *(ALL_COLLECTORS if number % 3 == 0 else ()),
-        *(("train.checkpoint_every=2",) if order == "ordered" else ()),
+        f"data.pack={pack}",
+        f"queue.hand_over={hand_over}",
+        *(ALL_COLLECTORS if collectors else ()),
+        *(("train.checkpoint_every=2",) if ordered == "true" else ()),
     )
 
 

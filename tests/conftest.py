@@ -3,6 +3,7 @@ for passed."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ _skipped = _left_out = 0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also the tests that take many seconds each")
+
+
+@pytest.fixture(autouse=True)
+def own_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test puts on the path of modules ends with it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture

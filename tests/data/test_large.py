@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from dflash.data.conversations import load_samples
 from dflash.data.dataset import PackedSamples
 from dflash.data.progress import Progress
 from steptime.errors import UserError
+from tests.waiting import wait_until
 
 GROUPS = 4
 ROWS_OF_A_GROUP = 5
@@ -394,14 +394,6 @@ def prepare(data: Path, cache: Path, tokenizer: Path) -> subprocess.Popen[bytes]
     )
 
 
-def wait_for(true) -> None:
-    for _ in range(6000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
-
-
 @pytest.mark.thorough
 @pytest.mark.fault
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -412,7 +404,7 @@ def test_the_command_is_interrupted_and_goes_on(load, tmp_path, tokenizer, numbe
     path.write_text("".join(lines))
     cache = tmp_path / "cache"
     process = prepare(path, cache, tmp_path / "tokenizer")
-    wait_for(lambda: list(cache.glob(".tokens-*.parts/part-*")) or process.poll() is not None)
+    wait_until(lambda: list(cache.glob(".tokens-*.parts/part-*")) or process.poll() is not None)
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 2
     if number == signal.SIGINT:  # as a terminal sends it: to all of them
@@ -422,7 +414,7 @@ def test_the_command_is_interrupted_and_goes_on(load, tmp_path, tokenizer, numbe
     _, said = process.communicate(timeout=60)
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
     assert b"Traceback" not in said
-    wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in family))
+    wait_until(lambda: not any(one.is_running() and one.status() != "zombie" for one in family))
     again = prepare(path, cache, tmp_path / "tokenizer")
     _, said = again.communicate(timeout=300)
     assert again.returncode == 0, said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -43,6 +44,7 @@ WAIT, ACCEPTED = 10, 11
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     (tmp_path / "mine.py").write_text(PROGRAM)
     return "mine.py"
 

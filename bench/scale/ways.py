@@ -16,7 +16,7 @@ from dflash.data import conversations
 from dflash.data.anchors import BlockGeometry
 from dflash.data.collate import Collator
 from dflash.data.corpus import ensure_stdlib
-from dflash.data.dataset import FlatBuilder, Tally
+from dflash.data.dataset import Dataset, FlatBuilder, Tally
 from dflash.data.plan import EpochPlan
 from dflash.data.rows import RawRow
 from dflash.data.samples import SampleReader
@@ -70,13 +70,13 @@ def _config(data: Path, cache: Path, workers: int) -> DataConfig:
 def ours(data: Path, cache: Path, tokenizer: Any, workers: int) -> int:
     """`dflash prepare`."""
     conversations.LARGE_FROM_BYTES = 0
-    return len(conversations.load_samples(_config(data, cache, workers), tokenizer).samples)
+    return _rows(conversations.load_samples(_config(data, cache, workers), tokenizer))
 
 
 def serial(data: Path, cache: Path, tokenizer: Any, workers: int) -> int:
     """One process, in memory; the tokenizer's own threads are its only parallelism."""
     conversations.LARGE_FROM_BYTES = sys.maxsize
-    return len(conversations.load_samples(_config(data, cache, workers), tokenizer).samples)
+    return _rows(conversations.load_samples(_config(data, cache, workers), tokenizer))
 
 
 def with_datasets(data: Path, cache: Path, tokenizer: Any, workers: int) -> int:
@@ -123,7 +123,12 @@ def opened(data: Path, cache: Path, tokenizer: Any, workers: int) -> int:
     collate = Collator(dataset, BlockGeometry(8, 16))
     for index in range(min(BATCHES, plan.batches_per_epoch)):
         collate(plan.spec(index))
-    return len(dataset.samples)
+    return _rows(dataset)
+
+
+def _rows(dataset: Dataset) -> int:
+    """Rows that were looked at: samples, and those that were too long to have a supervised pair."""
+    return len(dataset.samples) + dataset.tally.left_out
 
 
 WAYS: dict[str, Callable[[Path, Path, Any, int], int]] = {

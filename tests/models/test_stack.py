@@ -87,7 +87,7 @@ def test_any_attention_serves_through_an_island():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)])
 def test_compiled_pieces_give_the_same(dtype, monkeypatch):
     """Traced as for a GPU, run by torch's own operations: code generation is torch's to test, and takes
     minutes here."""

@@ -395,7 +395,7 @@ def test_ctrl_c_and_a_closed_pipe_are_2(
 
 @pytest.mark.slow
 @pytest.mark.fault
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) -> None:
     command = [
         sys.executable,

@@ -226,7 +226,7 @@ def test_the_last_weights_are_never_thrown_away_unasked(tmp_path, monkeypatch, w
 
 
 class StopAt:
-    """Hooks that end the run after so many steps."""
+    """Hooks that end the run after so many steps, two at the least."""
 
     def __init__(self, steps):
         self.steps = steps
@@ -251,6 +251,8 @@ def test_a_worker_that_raises_loses_no_whole_step(tmp_path, who):
         def call(*arguments, **named):
             calls[0] += 1
             if calls[0] > 5:
+                # A target is ahead: what it queued is trained on before it raises.
+                wait_until(lambda: worker.step_index >= 3)
                 raise RuntimeError("planted")
             return real(*arguments, **named)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -17,7 +18,28 @@ _RUN_TOKENS = 1 << 22
 """Tokens looked at in one go, so that no temporary array is as long as the data set."""
 
 
-class FlatSamples(Sequence[Sample]):
+class MadeWhenAsked(Sequence[Sample]):
+    """Samples that are made when they are asked for; a subclass makes one in `_at`."""
+
+    @abc.abstractmethod
+    def _at(self, index: int) -> Sample:
+        """The sample at an index from 0, which is within the length."""
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self._at(place) for place in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._at(index)
+
+
+class FlatSamples(MadeWhenAsked):
     """Samples as views into flat arrays.
 
     Args:
@@ -45,17 +67,7 @@ class FlatSamples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+    def _at(self, index: int) -> Sample:
         cut = slice(self.offsets[index], self.offsets[index + 1])
         file, line = self.places[index]
         return Sample(self.input_ids[cut], self.loss_mask[cut], f"{self.files[file]}:{line}")
@@ -217,7 +229,7 @@ class _Run:
         )
 
 
-class PackedSamples(Sequence[Sample]):
+class PackedSamples(MadeWhenAsked):
     """Rows of several samples each. A row is put together when it is asked for; what is held is which samples
     make it.
 
@@ -236,17 +248,7 @@ class PackedSamples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+    def _at(self, index: int) -> Sample:
         cut = slice(self.starts[index], self.starts[index + 1])
         rows = [self.samples[int(member)] for member in self.members[cut]]
         sizes = [len(row.input_ids) for row in rows]

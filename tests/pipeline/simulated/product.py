@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 
-from tests.pipeline.simulated.test_layouts import ALL_COLLECTORS, CHOICES, same_as_the_cpu
+from tests.pipeline.simulated.test_layouts import CHOICES, chosen, same_as_the_cpu
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -21,15 +21,5 @@ NAMES = tuple(name for name in CHOICES if name != "collectors")
 def test_it_gives_the_cpus_bits(
     tmp_path, targets, drafters, objective, ordered, accumulation, pack, hand_over
 ):
-    same_as_the_cpu(
-        tmp_path,
-        targets,
-        drafters,
-        f"objective.kind={objective}",
-        f"queue.ordered={ordered}",
-        f"train.accumulation={accumulation}",
-        f"data.pack={pack}",
-        f"queue.hand_over={hand_over}",
-        "train.steps=3",
-        *ALL_COLLECTORS,
-    )
+    settings = chosen(objective, ordered, accumulation, pack, hand_over)
+    same_as_the_cpu(tmp_path, targets, drafters, "train.steps=3", *settings)

@@ -76,6 +76,18 @@ ROWS = (
 """Each value of a choice meets each value of each other one; `product.py` has all combinations."""
 
 
+def chosen(objective, ordered, accumulation, pack, hand_over, collectors=True) -> tuple[str, ...]:
+    """The settings that make these choices."""
+    return (
+        f"objective.kind={objective}",
+        f"queue.ordered={ordered}",
+        f"train.accumulation={accumulation}",
+        f"data.pack={pack}",
+        f"queue.hand_over={hand_over}",
+        *(ALL_COLLECTORS if collectors else ()),
+    )
+
+
 def pairs(rows):
     return {
         (one, row[one], other, row[other])
@@ -97,12 +109,7 @@ def test_each_pair_of_choices_gives_the_cpus_bits(
         tmp_path,
         targets,
         drafters,
-        f"objective.kind={objective}",
-        f"queue.ordered={ordered}",
-        f"train.accumulation={accumulation}",
-        f"data.pack={pack}",
-        f"queue.hand_over={hand_over}",
-        *(ALL_COLLECTORS if collectors else ()),
+        *chosen(objective, ordered, accumulation, pack, hand_over, collectors),
         *(("train.checkpoint_every=2",) if ordered == "true" else ()),
     )
 

@@ -238,11 +238,10 @@ def test_killed_at_any_moment_it_goes_on_and_gives_the_same_bytes(load, shards, 
 @pytest.mark.fault
 def test_a_spoilt_or_foreign_part_is_made_again(load, shards, tmp_path, monkeypatch):
     load(shards, "whole")
-    monkeypatch.setattr(large, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        load(shards)
-    monkeypatch.undo()
-    small.__wrapped__(monkeypatch) if hasattr(small, "__wrapped__") else None
+    with monkeypatch.context() as patch:
+        patch.setattr(large, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            load(shards)
     folder = next((tmp_path / "cache").glob(".tokens-*.parts"))
     raw = bytearray((folder / "part-000002" / "input_ids").read_bytes())
     raw[5] ^= 1

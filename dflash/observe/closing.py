@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dflash.observe.metric import drafters_rate
 from dflash.observe.roles import RoleMap
 from steptime.host_time import HeldShare
 
@@ -64,7 +65,9 @@ def host_figures(values: Mapping[str, float]) -> dict[str, float | str | None]:
     found = lock_found(values)
     figures["lock_held"] = found.share if found else None
     figures["lock_held_95"] = "{:.3f} to {:.3f}".format(*found.bounds) if found else None
-    figures["lock_tokens_per_second"] = _rate(values) / found.share if found and found.held else None
+    figures["lock_tokens_per_second"] = (
+        (drafters_rate(values) or 0.0) / found.share if found and found.held else None
+    )
     return figures
 
 
@@ -79,7 +82,7 @@ def lock_line(values: Mapping[str, float], workers: int) -> str:
     is one lock: tokens per second over the share held is its bound for any number, eight or those there are.
 
     `interpreter lock held 23% of the time (18 to 29%): at 8 workers it allows at most 41,000 tok/s`"""
-    found, rate = lock_found(values), _rate(values)
+    found, rate = lock_found(values), drafters_rate(values)
     if found is None or not rate:
         return ""
     low, high = found.bounds
@@ -91,15 +94,6 @@ def lock_line(values: Mapping[str, float], workers: int) -> str:
 
 
 _WORKERS = 8
-
-
-def _rate(values: Mapping[str, float]) -> float:
-    """Tokens per second of all drafters."""
-    return sum(
-        value
-        for key, value in values.items()
-        if key.startswith("drafter/") and key.endswith("/tokens_per_second") and "capacity" not in key
-    )
 
 
 def _per_batch(values: Mapping[str, float], role: str, name: str) -> float | None:

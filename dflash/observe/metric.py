@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -67,3 +67,13 @@ class MetricIndex:
         """What a key means, or None when nobody has said."""
         family = self._families.get(key.partition("/")[0], ())
         return next((metric for pattern, metric in family if pattern.fullmatch(key)), None)
+
+
+def drafters_rate(values: Mapping[str, float]) -> float | None:
+    """Tokens that drafters trained on, per second, summed over drafters; None where nobody measured it."""
+    rates = [
+        value
+        for key, value in values.items()
+        if key.startswith("drafter/") and key.endswith("/tokens_per_second")
+    ]
+    return sum(rates) if rates else None

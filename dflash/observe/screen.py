@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from dflash.observe.bottleneck import find_bottleneck
+from dflash.observe.metric import drafters_rate
 from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Row
 
@@ -55,15 +56,6 @@ class Screen:
         left = self.roles.total_steps - 1 - self.step
         return left * seconds / steps if steps > 0 else None
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens that drafters trained on, per second, summed over drafters."""
-        rates = [
-            self.values.get(f"drafter/{index}/tokens_per_second") for index in range(len(self.roles.drafters))
-        ]
-        known = [rate for rate in rates if rate is not None]
-        return sum(known) if known else None
-
     # -- one line --------------------------------------------------------------------------------------------
 
     def line(self) -> str:
@@ -85,7 +77,7 @@ class Screen:
         return f"{self.step + 1:,}/{total:,}" if total else f"{self.step + 1:,}"
 
     def _speed(self) -> str:
-        rate = self.tokens_per_second
+        rate = drafters_rate(self.values)
         return "" if rate is None else f"{rate:,.0f} tok/s"
 
     def _scalars(self) -> list[str]:

@@ -6,12 +6,29 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
 from tests.clock import Clock
+from tests.waiting import HANG_S
 
 _skipped = _left_out = 0
+
+hypothesis.settings.register_profile(
+    "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("no clock")
+
+GIVES_UP = (
+    ("dflash.pipeline.trainer", "_JOIN_S"),
+    ("dflash.pipeline.saving", "_SETTLE_S"),
+    ("dflash.observe.sinks.base", "Sink.close_timeout_s"),
+    ("steptime.counting.ways.allocator", "TURN_S"),
+    ("bench.subjects.trainer.harness", "BARRIER_S"),
+)
+"""Where a run goes on without a thread that has kept it waiting for some seconds. A thread of a busy machine
+may take as long; a test of the giving up sets its own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +39,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def own_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test puts on the path of modules ends with it."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives up on a thread that is slow only because the machine is."""
+    for module, name in GIVES_UP:
+        if module in sys.modules:
+            monkeypatch.setattr(f"{module}.{name}", HANG_S)
+    if (monitor := sys.modules.get("dflash.observe.monitor")) is not None:
+        monkeypatch.setattr(monitor.Monitor.stop, "__defaults__", (HANG_S,))
 
 
 @pytest.fixture

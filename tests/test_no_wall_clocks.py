@@ -20,8 +20,6 @@ CLOCKS = frozenset(
     for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
     for unit in ("", "_ns")
 ) | {"sleep", "clock_gettime", "clock_gettime_ns"}
-LEAST_S = 60.0
-"""A wait that gives up sooner than this judges the machine."""
 
 ALLOWED = {
     "tests/waiting.py": "the one loop that polls: it sleeps a millisecond, and its deadline is a hang",
@@ -51,11 +49,13 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
             limits = [one.value for one in node.keywords if one.arg in ("timeout", "timeout_s")]
             limits += node.args if name in ("wait", "join") and len(node.args) == 1 else []
             limits += node.args[1:2] if name == "wait_until" else []
+            limits += node.args[:1] if name == "timeout" else []
+            limits += [one.value for one in node.keywords if one.arg == "deadline"]
             for limit in limits:
                 if (
                     isinstance(limit, ast.Constant)
                     and isinstance(limit.value, int | float)
-                    and limit.value < LEAST_S
+                    and limit.value < HANG_S
                 ):
                     yield node.lineno, f"{name} gives up after {limit.value:g} s"
 
@@ -94,6 +94,8 @@ def test_what_is_allowed_is_still_needed() -> None:
         ("assert event.wait(timeout=0.5)\n", "1: wait gives up after 0.5 s"),
         ("wait_until(lambda: True, 5.0)\n", "1: wait_until gives up after 5 s"),
         ("process.communicate(timeout=20)\n", "1: communicate gives up after 20 s"),
+        ("@pytest.mark.timeout(90)\ndef test(): ...\n", "1: timeout gives up after 90 s"),
+        ("@settings(deadline=100)\ndef test(): ...\n", "1: settings gives up after 100 s"),
     ],
 )
 def test_a_planted_clock_is_found_with_its_place(tmp_path: Path, planted: str, said: str) -> None:

@@ -23,6 +23,7 @@ import pytest
 
 from dflash.cli import run
 from tests.pipeline.run import SMALL, write_ids
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parent.parent
 MADE = ("metrics.md", "syncs.md", "gpu-check.md", "reliability.md", "soak.md")
@@ -235,7 +236,7 @@ RUNNERS = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(5 * HANG_S)
 @pytest.mark.parametrize(
     "command",
     [pytest.param(one, marks=[pytest.mark.slow] if one.startswith(SLOW) else []) for one in commands()],

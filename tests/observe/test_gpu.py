@@ -376,7 +376,7 @@ def test_the_real_loader(library: Path, tmp_path: Path, present: bool, printed: 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert done.stdout.strip() == printed, done.stderr

@@ -18,6 +18,7 @@ from dflash.observe.syncs.guard import GuardScopes
 from dflash.pipeline.supervisor import WorkerFailed
 from steptime.syncs.scopes import SyncNotAllowed
 from tests.pipeline.run import small_trainer
+from tests.waiting import HANG_S
 
 
 def steps(scopes: GuardScopes, count: int = 4) -> None:
@@ -63,7 +64,7 @@ def test_declared_syncs_pass() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(2 * HANG_S)
 def test_the_trainer_passes_disallow(tmp_path: Path) -> None:
     scopes = GuardScopes("disallow")
     trainer = small_trainer(tmp_path, "train.steps=4", "train.checkpoint_every=2", scopes=scopes)
@@ -73,7 +74,7 @@ def test_the_trainer_passes_disallow(tmp_path: Path) -> None:
     assert any("declared: end of the run" in line for line in scopes.summary())
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(2 * HANG_S)
 @pytest.mark.fault
 def test_a_planted_item_ends_a_guarded_run(tmp_path: Path) -> None:
     plant = make_plant("item")

@@ -90,22 +90,29 @@ def small_trainer(
     return Trainer(inputs, run_dir, observer, **arguments)
 
 
-class Settled:
-    """Hooks that let every checkpoint be written before the next one is due, so that none is put off."""
-
-    trainer: Trainer
+class Hooks:
+    """Hooks that do nothing."""
 
     def after_backward(self, loss, step):
         pass
+
+    def after_step(self, step, tokens):
+        return True
+
+    def after_step_of_others(self, step):
+        pass
+
+
+class Settled(Hooks):
+    """Hooks that let every checkpoint be written before the next one is due, so that none is put off."""
+
+    trainer: Trainer
 
     def after_step(self, step, tokens):
         every = self.trainer.config.train.checkpoint_every
         if (step + 1) % every == 0 and not self.trainer.supervisor.stopping.is_set():
             wait_until(lambda: self.trainer.saving.saver.idle or self.trainer.supervisor.stopping.is_set())
         return True
-
-    def after_step_of_others(self, step):
-        pass
 
 
 def settled_trainer(folder: Path, *settings: str, **arguments) -> Trainer:

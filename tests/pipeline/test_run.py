@@ -12,9 +12,10 @@ import torch
 from dflash.pipeline import checkpoint
 from dflash.pipeline.progress import Progress
 from dflash.pipeline.supervisor import WorkerFailed
-from tests.pipeline.run import losses, settled_trainer, small_trainer
+from tests.pipeline.run import Hooks, losses, settled_trainer, small_trainer
+from tests.waiting import HANG_S
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(2 * HANG_S)
 
 
 @pytest.mark.slow
@@ -70,15 +71,9 @@ def test_mixed_order_trains_on_every_batch_once(tmp_path):
 def test_a_stopped_run_resumes_as_if_nothing_had_happened(tmp_path, drafters):
     whole = losses(small_trainer(tmp_path, f"drafter.devices={drafters}", name="whole"))
 
-    class StopAt:
-        def after_backward(self, loss, step):
-            pass
-
+    class StopAt(Hooks):
         def after_step(self, step, tokens):
             return step < 2
-
-        def after_step_of_others(self, step):
-            pass
 
     first = small_trainer(tmp_path, f"drafter.devices={drafters}", name="halves", hooks=StopAt())
     head = losses(first)

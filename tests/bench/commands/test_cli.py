@@ -25,6 +25,7 @@ from steptime.subjects.protocol import INJECTED
 from steptime.subjects.spin import Noise
 from steptime.subjects.spin_pairs import Cost, SpinPairs, cost_of
 from tests.steptime.scenes import within
+from tests.waiting import HANG_S
 
 fault = pytest.mark.fault
 
@@ -424,7 +425,7 @@ def test_ctrl_c_leaves_a_receipt_and_is_5(tmp_path: Path, sent: signal.Signals) 
             if line.startswith("plan"):
                 process.send_signal(sent)
                 break
-        _, rest = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=HANG_S)
     receipt = Receipt.from_json((tmp_path / "receipt.json").read_text(encoding="utf-8"))
     assert (process.returncode, receipt.exit_code) == (5, ExitCode.INCOMPLETE)
     assert receipt.reasons[0].startswith("interrupted ")

@@ -20,8 +20,9 @@ from dflash.observe.registry import COLLECTORS
 from dflash.observe.sinks.jsonl import JsonlSink
 from steptime.syncs.counting import CountingScopes
 from tests.pipeline.run import losses, small_config, small_trainer
+from tests.waiting import HANG_S
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(5 * HANG_S), pytest.mark.slow]
 NAMES = tuple(collector.name for collector in COLLECTORS)
 ONE_LAYER = "drafter.layers=1"
 """Every layer is counted operation by operation; a second one would be counted as the first."""

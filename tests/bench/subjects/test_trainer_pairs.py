@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bench.subjects.trainer.harness as shared
+from bench.subjects.trainer import pairs
 from bench.subjects.trainer.groups import GroupPlan
 from bench.subjects.trainer.injected import Injected, InjectedSink, Later, Loss
 from bench.subjects.trainer.pairs import PairTrainer
@@ -327,7 +329,8 @@ def test_what_never_comes_to_rest_is_a_fault_and_not_a_hang(
 ) -> None:
     subject = PairTrainer(small_config(tmp_path), injections=[Injection(0.0, Place.THREAD)])
     monkeypatch.setattr(Later, "pending", 1)
-    monkeypatch.setattr(shared, "BARRIER_S", 0.05)
+    # Of this wait alone: the pipeline has all the time to drain.
+    monkeypatch.setattr(pairs, "shared", SimpleNamespace(**{**vars(shared), "BARRIER_S": 0.05}))
     with pytest.raises(RuntimeError, match="do not come to rest"):
         run(subject, [Request(NONE, 1, 0)])
 

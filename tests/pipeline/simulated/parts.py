@@ -15,13 +15,14 @@ from dflash.observe.syncs.guard import GuardScopes
 from dflash.pipeline.trainer import Trainer
 from steptime.simulate import Simulation
 from tests.pipeline.run import small_trainer
+from tests.waiting import HANG_S
 
 QUICK = (
     "data.buckets=[64]",
     "drafter.layers=1",
     "train.steps=4",
     "queue.capacity=2",
-    "train.hang_s=5",
+    f"train.hang_s={HANG_S}",
 )
 
 

@@ -7,9 +7,11 @@ import itertools
 import pytest
 
 from dflash.data.plan import EpochPlan
+from tests.pipeline.run import Hooks
 from tests.pipeline.simulated.parts import Ended, Replayed, assert_same, devices, plain, simulated
+from tests.waiting import HANG_S
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(5 * HANG_S)
 
 ALL_COLLECTORS = (
     'observe.collectors=["profile", "gpu", "pipeline", "workers", "batch", "cuda"]',
@@ -136,15 +138,9 @@ def test_no_delay_at_a_hand_over_makes_a_race(tmp_path):
 def test_a_resumed_run_gives_the_bits_of_one_that_was_never_stopped(tmp_path):
     layout = devices(1, 2)
 
-    class StopAt:
-        def after_backward(self, loss, step):
-            pass
-
+    class StopAt(Hooks):
         def after_step(self, step, tokens):
             return step < 1
-
-        def after_step_of_others(self, step):
-            pass
 
     head = simulated(tmp_path, *layout, "train.steps=6", name="halves", hooks=StopAt())
     assert 2 <= len(head.losses) < 6

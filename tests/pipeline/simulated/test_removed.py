@@ -9,6 +9,7 @@ from dflash.pipeline.watchdog import WorkerHung
 from steptime.simulate import Misuse, Race
 from tests.pipeline.simulated.calls import Call, watching
 from tests.pipeline.simulated.parts import devices, simulated
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -17,7 +18,7 @@ LAYOUTS = {
     "peer": (*devices(1, 2), "objective.kind=kd", "train.checkpoint_every=2"),
     "pinned": (*devices(1, 1), "queue.hand_over=pinned", "objective.kind=kd"),
 }
-STEPS = ("queue.capacity=1", "train.steps=6", "train.hang_s=3", "observe.collectors=[]")
+STEPS = ("queue.capacity=1", "train.steps=6", "observe.collectors=[]")
 
 
 LATE, SOON = 20, 0
@@ -26,8 +27,9 @@ run."""
 
 
 def run(tmp_path, layout: str, without: Call | None, name: str, queries: int = LATE) -> dict[Call, int]:
+    patience = f"train.hang_s={HANG_S if without is None else 3}"
     with watching(without) as seen:
-        simulated(tmp_path, *LAYOUTS[layout], *STEPS, name=name, queries=queries)
+        simulated(tmp_path, *LAYOUTS[layout], *STEPS, patience, name=name, queries=queries)
     return seen
 
 

@@ -12,8 +12,9 @@ from dflash.pipeline.hand_over import Receiver
 from steptime.errors import UserError
 from tests.pipeline.run import small_trainer
 from tests.pipeline.simulated.parts import devices
+from tests.waiting import HANG_S
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(5 * HANG_S)
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

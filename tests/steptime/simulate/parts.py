@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from steptime.simulate import Simulation, entered
+from tests.waiting import HANG_S
 
 CPU_0, CPU_1 = torch.device("cpu", 0), torch.device("cpu", 1)
 
@@ -46,7 +47,7 @@ def run_threads(simulation: Simulation, *bodies: Callable[[], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
         assert not thread.is_alive()
     if errors:
         raise errors[0]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from dflash.data.conversations import load_samples
 from dflash.data.dataset import PackedSamples
 from dflash.data.progress import Progress
 from steptime.errors import UserError
-from tests.waiting import wait_until
+from tests.waiting import HANG_S, wait_until
 
 GROUPS = 4
 ROWS_OF_A_GROUP = 5
@@ -320,7 +321,7 @@ def test_who_wants_the_same_data_waits_and_finds_it(load, shards, tmp_path, monk
 
     def slow(self, number, piece):
         entered.set()
-        assert leave.wait(60)
+        assert leave.wait(HANG_S)
         made.append(number)
         call(self, number, piece)
 
@@ -328,14 +329,14 @@ def test_who_wants_the_same_data_waits_and_finds_it(load, shards, tmp_path, monk
     found: list[int] = []
     both = [threading.Thread(target=lambda: found.append(len(load(shards).samples))) for _ in range(2)]
     both[0].start()
-    assert entered.wait(60)
+    assert entered.wait(HANG_S)
     said = threading.Event()
     monkeypatch.setattr(large.sys, "stderr", _Saying(said))
     both[1].start()
-    assert said.wait(60)
+    assert said.wait(HANG_S)
     leave.set()
     for one in both:
-        one.join(60)
+        one.join(HANG_S)
     assert found == [2 * GROUPS * ROWS_OF_A_GROUP] * 2
     assert sorted(made) == list(range(2 * GROUPS))
 
@@ -358,6 +359,13 @@ class _Saying:
 # -- several processes ---------------------------------------------------------------------------------------
 
 
+class OnePiece(ProcessPoolExecutor):
+    """Its processes make the first piece, and then stand at others for ever."""
+
+    def submit(self, work, number, piece):
+        return super().submit(work, number, piece) if number == 0 else super().submit(signal.pause)
+
+
 @pytest.mark.slow
 def test_processes_give_the_same_bytes_and_a_killed_one_is_told(load, shards, tmp_path, monkeypatch):
     load(shards, "whole")
@@ -372,6 +380,7 @@ def test_processes_give_the_same_bytes_and_a_killed_one_is_told(load, shards, tm
 
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "advance", kill)
+        patch.setattr(large, "ProcessPoolExecutor", OnePiece)
         with pytest.raises(UserError, match=r"was killed while tokenising .*the same command goes on"):
             load(shards, "killed", workers=2)
     load(shards, "killed", workers=2)
@@ -410,7 +419,7 @@ def test_the_command_is_interrupted_and_goes_on(load, tmp_path, tokenizer, numbe
         os.killpg(process.pid, number)
     else:
         process.kill()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), said
     assert b"Traceback" not in said
     wait_until(lambda: not any(one.is_running() and one.status() != "zombie" for one in family))

@@ -287,12 +287,13 @@ def test_sampling_differs_from_greedy(model, tokenizer):
 
 class Server:
     """A loopback server with OpenAI's interface; `script` says how the next calls go (status codes or
-    texts)."""
+    texts), and no question in `refused` is answered."""
 
     def __init__(self) -> None:
         self.requests: list[dict] = []
         self.headers: list[dict] = []
         self.script: list[object] = []
+        self.refused: set[str] = set()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -304,6 +305,8 @@ class Server:
                 outer.requests.append({"path": self.path, **body})
                 outer.headers.append(dict(self.headers))
                 step = outer.script.pop(0) if outer.script else None
+                if body["messages"][-1]["content"] in outer.refused:
+                    step = 400
                 if isinstance(step, int):
                     self.reply(step, {"error": "no"})
                 elif isinstance(step, dict):
@@ -375,11 +378,11 @@ def test_endpoint_that_fails(server, script, message, calls):
 
 
 def test_endpoint_failure_keeps_what_is_finished(server, tasks, tmp_path):
-    server.script = [None] * 25 + [400] * 50
+    server.refused = {f"{number}?" for number in range(25, 40)}
     endpoint = Endpoint(server.url, "m", 9)
     with pytest.raises(UserError, match="400"):
         regenerate(tasks(*MANY), ParallelGenerator(endpoint, 2), tmp_path / "out.jsonl", {})
-    server.script, before = [], len(server.requests)
+    server.refused, before = set(), len(server.requests)
     report = regenerate(tasks(*MANY), ParallelGenerator(endpoint, 2), tmp_path / "out.jsonl", {})
     assert report.resumed >= 20
     assert len(server.requests) - before == 40 - report.resumed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,12 @@ from dflash.observe.timeline.log import DRAW, PUT, QUEUE, STEP, Span, SpanLog, T
 from dflash.observe.timeline.picture import Picture, picture
 from dflash.observe.timeline.svg import draw
 from dflash.observe.timeline.trace_event import trace
+from dflash.pipeline.saver import Order
+from dflash.pipeline.trainer import Trainer
 from tests.clock import Clock
 from tests.observe.parts import FakeDevice
-from tests.pipeline.run import small_trainer
+from tests.pipeline.run import Hooks, small_trainer
+from tests.waiting import HANG_S
 
 SCHEMA = json.loads(Path(__file__).with_name("trace_event.schema.json").read_text(encoding="utf-8"))
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
@@ -30,6 +34,26 @@ STEPS, SHOWN = 8, 3
 # -- a real run ----------------------------------------------------------------------------------------------
 
 
+class UntilItIsBegun(Hooks):
+    """The last step waits for the writer, whose checkpoint then begins while workers work."""
+
+    def watch(self, trainer: Trainer) -> None:
+        self.begun = threading.Event()
+        assert trainer.saving is not None
+        assert trainer.saving.saver is not None
+        save = trainer.saving.saver._save
+
+        def begins(order: Order) -> None:
+            self.begun.set()
+            save(order)
+
+        trainer.saving.saver._save = begins  # type: ignore[method-assign]
+
+    def after_step(self, step: int, tokens: int) -> bool:
+        assert step < STEPS - 1 or self.begun.wait(HANG_S)
+        return True
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Picture, dict[str, Any], str]:
     """Two targets, two drafters, checkpoints: the picture, the trace as it was written, the SVG."""
@@ -37,7 +61,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Picture, dict[str, An
     timeline = Timeline(SHOWN, batches=2, ahead=8)
     two = ('target.devices=["cpu","cpu"]', 'drafter.devices=["cpu","cpu"]', "observe.tick_s=0.01")
     settings = (f"train.steps={STEPS}", "train.checkpoint_every=7", *two)
-    trainer = small_trainer(folder, *settings, timeline=timeline)
+    hooks = UntilItIsBegun()
+    trainer = small_trainer(folder, *settings, timeline=timeline, hooks=hooks)
+    hooks.watch(trainer)
     trainer.run()
     trainer.observer.close()
     said = write_timeline(timeline, trainer.run_dir, "a < b")

@@ -15,7 +15,7 @@ from dflash.pipeline.history import History
 from dflash.pipeline.progress import Drawn, Progress
 from dflash.pipeline.saver import BUFFERS, all_finite
 from dflash.pipeline.supervisor import WorkerFailed
-from tests.pipeline.run import losses, settled_trainer, small_trainer
+from tests.pipeline.run import Hooks, losses, settled_trainer, small_trainer
 from tests.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.timeout(2 * HANG_S)
@@ -225,20 +225,14 @@ def test_the_last_weights_are_never_thrown_away_unasked(tmp_path, monkeypatch, w
     assert ("move it to" if way == "spare" else "waiting for room") in text[1]
 
 
-class StopAt:
+class StopAt(Hooks):
     """Hooks that end the run after so many steps, two at the least."""
 
     def __init__(self, steps):
         self.steps = steps
 
-    def after_backward(self, loss, step):
-        pass
-
     def after_step(self, step, tokens):
         return step < self.steps - 2
-
-    def after_step_of_others(self, step):
-        pass
 
 
 @pytest.mark.fault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dflash.pipeline import watchdog
 from dflash.pipeline.supervisor import WorkerFailed
 from dflash.pipeline.watchdog import LOOKS, View, Watch, Watched, WorkerHung, view
-from tests.pipeline.run import losses, small_trainer
+from tests.pipeline.run import Hooks, losses, small_trainer
 from tests.waiting import HANG_S, wait_until
 
 pytestmark = [pytest.mark.timeout(2 * HANG_S), pytest.mark.fault]
@@ -54,16 +55,18 @@ def test_a_thread_shows_where_it_stands_and_whether_it_waits():
 
     prefetcher = BatchPrefetcher(None, None, 1)  # type: ignore[arg-type]
     seen = {}
-    for name, body in (("stuck", hangs_here), ("waits", prefetcher.get)):
+    for name, body, condition in (
+        ("stuck", hangs_here, held._cond),  # type: ignore[attr-defined]
+        ("waits", prefetcher.get, prefetcher._filled),
+    ):
         thread = threading.Thread(target=body, daemon=True)
         thread.start()
 
         def place(one=thread, role=name) -> View:
-            import sys
-
             return view(Watched(role, one, "batch", 3), sys._current_frames().get(one.ident))
 
-        wait_until(lambda: "wait" in place().stack.splitlines()[-1] or "acquire" in place().stack)
+        # The place of each is its last one: it has let go of the condition's lock.
+        wait_until(lambda it=condition: it._waiters and "acquire" in place().stack.splitlines()[-1])
         seen[name] = place()
         assert place() == place()
     assert not seen["stuck"].waits
@@ -77,7 +80,7 @@ def test_a_thread_shows_where_it_stands_and_whether_it_waits():
 HUNG = ["target/0", "drafter/0", "drafter/1", "prefetcher"]
 
 
-def hang(trainer, role: str, held: threading.Event) -> None:
+def hang(trainer, role: str, reached: threading.Event, held: threading.Event) -> None:
     """Let a worker stand still for ever, after a few batches."""
     owner, name = {
         "target/0": (trainer.target_workers[0]._target, "taps"),
@@ -90,6 +93,7 @@ def hang(trainer, role: str, held: threading.Event) -> None:
     def sleeps_for_ever(*arguments, **named):
         calls[0] += 1
         if calls[0] > 6:
+            reached.set()
             held.wait()
         return real(*arguments, **named)
 
@@ -101,12 +105,22 @@ def hang(trainer, role: str, held: threading.Event) -> None:
 def test_a_hung_worker_is_named_and_the_state_is_saved(tmp_path, role, monkeypatch):
     from dflash.pipeline import checkpoint
 
-    monkeypatch.setattr("dflash.pipeline.trainer._JOIN_S", 2.0)
     trainer = small_trainer(
-        tmp_path, "train.steps=100000", "train.hang_s=1.2", 'drafter.devices=["cpu:0", "cpu:1"]'
+        tmp_path, "train.steps=100000", "train.hang_s=0.6", 'drafter.devices=["cpu:0", "cpu:1"]'
     )
-    held = threading.Event()
-    hang(trainer, role, held)
+    reached, held = threading.Event(), threading.Event()
+    hang(trainer, role, reached, held)
+    real = watchdog.Watchdog.look
+
+    def when_the_others_wait(self):
+        """A worker that a busy machine holds up stands still too; it is looked at when it has come to
+        rest."""
+        frames = sys._current_frames()
+        others = [one for one in self._watched() if one.role != role]
+        rest = all(view(one, frames.get(one.thread.ident)).waits for one in others)
+        return real(self) if reached.is_set() and rest else None
+
+    monkeypatch.setattr(watchdog.Watchdog, "look", when_the_others_wait)
     try:
         with pytest.raises(WorkerFailed) as caught:
             trainer.run()
@@ -132,6 +146,12 @@ def test_a_run_in_which_nobody_hangs_is_left_alone(tmp_path, monkeypatch):
     real = watchdog.Watchdog.look
     monkeypatch.setattr(watchdog.Watchdog, "look", lambda self: looked.append(1) or real(self))
     monkeypatch.setattr(watchdog, "LOOKS", 10**6)
-    trainer = small_trainer(tmp_path, "train.steps=20", "train.hang_s=1000")
+
+    class UntilItLooks(Hooks):
+        def after_step(self, step, tokens):
+            before = len(looked)
+            wait_until(lambda: len(looked) > before)
+            return True
+
+    trainer = small_trainer(tmp_path, "train.steps=20", "train.hang_s=1000", hooks=UntilItLooks())
     assert len(losses(trainer)) == 20
-    assert looked

@@ -67,7 +67,9 @@ class Hangs(Stub):
 
     def look(self) -> Found:
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-        Path(os.environ[CHILD_ENVIRONMENT]).write_text(str(child.pid))
+        path = Path(os.environ[CHILD_ENVIRONMENT])
+        path.with_suffix(".part").write_text(str(child.pid))
+        path.with_suffix(".part").rename(path)
         child.wait()
         return Found(1, "things")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bench.gpu_check.stage import OUTCOME, judge, not_run
 from steptime.child_process import run
 from steptime.records.types import Commit, Machine
 from tests.bench.gpu_check import stubs
+from tests.waiting import wait_until
 
 HEADING = Heading(
     "2026-12-01T00:00:00Z",
@@ -96,6 +98,16 @@ def test_a_stage_that_hangs_is_killed_with_all_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(stubs.CHILD_ENVIRONMENT, str(tmp_path / "pid"))
+    wait = subprocess.Popen.wait
+
+    def until_it_hangs(process: Any, timeout: float | None = None) -> int:
+        """Its time is over as soon as it hangs, and no sooner."""
+        if timeout is None:
+            return wait(process)
+        wait_until(lambda: process.poll() is not None or (tmp_path / "pid").exists())
+        return wait(process, 0.0)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", until_it_hangs)
     assert check([stubs.Hangs()], tmp_path / "out", monkeypatch) == 1
     outcome = OUTCOME.validate_json((tmp_path / "out" / "hang.json").read_bytes())
     assert (outcome.state, outcome.problems) == ("not finished", ("killed after 5 s",))

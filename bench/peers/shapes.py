@@ -1,80 +1,68 @@
 """Time, peak memory, operations and host syncs of our drafter's step beside the peers', over several shapes.
 
-    python -m bench.peers.shapes [--pairs N] [--shape NAME ...] [--json FILE]    (nox -s peers does)
+    python -m bench.peers.shapes [--pairs N] [--shape CONTEXT/ANCHORS/V ...] [--rows FILE] [--table]
 
-A peer's step and ours run in pairs, which of the two comes first by a coin; the ratio of their times and its
-interval come from the statistics that judge a collector's cost. Memory is a process's peak over what it held
-once its libraries were imported, so each trainer has a process of its own. Rows are dated and name the
-peers' versions. bfloat16 is left out, with a line, where the processor has no instructions for it."""
+(`nox -s peers` does.) A peer's step and ours run in pairs, which of the two comes first by a coin; the ratio
+of their times and its interval come from the statistics that judge a collector's cost. Memory is a process's
+peak over what it held once its libraries were imported, so each trainer has a process of its own. A shape's
+line goes to the file of rows when it is done, and a second start skips what is there; `--table` prints the
+table of that file and measures nothing. bfloat16 is left out, with a line, where the processor has no
+instructions for it."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import importlib.metadata
+import itertools
 import json
 import random
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from tabulate import tabulate
 
+from bench.peers.shape_rows import (
+    Line,
+    Origin,
+    Ratio,
+    Row,
+    State,
+    add_line,
+    caption,
+    known,
+    latest,
+    read_lines,
+    table,
+)
 from bench.peers.speed import MAKERS, Shape, Step
 from steptime.counting.count import count_syncs
+from steptime.errors import UserError
+from steptime.machine.commit import read_commit
+from steptime.machine.identity import identify
+from steptime.machine.state import foreign_share, read_state, steal_share
 from steptime.records.pairs import Layer
+from steptime.records.types import MachineState
+from steptime.run_files import DEFAULT_ROOT, now_utc
 from steptime.statistics.effects import Sample, redraw, total
 from steptime.syncs.scopes import OPERATION
 
-BASE = Shape()
 SHAPES = {
-    "base": BASE,
-    "long context": replace(BASE, context=2048),
-    "large vocabulary": replace(BASE, vocab=32768),
-    "few anchors": replace(BASE, anchors=8),
-    "many anchors": replace(BASE, anchors=128),
+    f"{context}/{anchors}/{vocab}": Shape(context=context, anchors=anchors, vocab=vocab)
+    for vocab, context, anchors in itertools.product((2048, 32768), (512, 2048), (32, 128))
 }
-"""One thing changed at a time."""
+"""By context, anchors and V, all else as in `Shape`: the quick ones first."""
+ROWS = DEFAULT_ROOT / "peers-shapes.jsonl"
 PEERS = tuple(name for name in MAKERS if name != "ours")
 MIN_PAIRS = 6
 """Below it no interval of 90% exists: the smallest p of a one-sided test is 2^-pairs."""
 WARMUP = 2
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A peer's time over ours, with the bounds of its two-sided 90% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One trainer at one shape.
-
-    Attributes:
-        seconds: of each step in a pair; ours are those of the pairs with every peer.
-        ratio: None for ours.
-    """
-
-    trainer: str
-    seconds: list[float]
-    ratio: Ratio | None
-    peak_bytes: int
-    operations: int
-    syncs: float
 
 
 def in_pairs(peer: Step, ours: Step, pairs: int, seed: int) -> tuple[list[float], list[float], list[int]]:
@@ -180,25 +168,44 @@ def _row(name: str, shape: Shape, seconds: list[float], ratio: Ratio | None, ste
     return Row(name, seconds, ratio, peak_bytes(name, shape), *counts_of(step))
 
 
-def table(found: dict[str, list[Row]]) -> str:
-    """One line for each shape and trainer."""
-    body = [
-        (
-            name,
-            row.trainer,
-            f"{np.median(row.seconds) * 1e3:.0f}",
-            ""
-            if row.ratio is None
-            else f"{row.ratio.value:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f})",
-            f"{row.peak_bytes / 2**20:.0f}",
-            row.operations,
-            f"{row.syncs:g}",
-        )
-        for name, rows in found.items()
-        for row in rows
-    ]
-    headers = ("shape", "trainer", "ms/step", "its time / ours (90%)", "peak MiB", "operations", "host syncs")
-    return tabulate(body, headers=headers, tablefmt="github", disable_numparse=True)
+def measure(shape: Shape, pairs: int, origin: Origin) -> Line:
+    """Compare at one shape, with the state of the machine around it."""
+    commit = read_commit()
+    before = read_state()
+    rows = compare(shape, pairs)
+    after = read_state()
+    return Line(
+        shape,
+        origin,
+        commit.id[:10] + "+" * commit.dirty,
+        now_utc(),
+        pairs,
+        state_between(before, after),
+        tuple(rows),
+    )
+
+
+def state_between(before: MachineState, after: MachineState) -> State:
+    """What others did to the machine between two readings."""
+    return State(before.load_1m, foreign_share(before, after), steal_share(before, after), after.cpu_mhz)
+
+
+def sweep(
+    shapes: Sequence[Shape], pairs: int, origin: Origin, rows: Path, by: Callable[..., Line] = measure
+) -> Iterator[tuple[Line, bool]]:
+    """A line for each shape, and whether it was measured now. Each is on the disk before it is given out.
+
+    Raises:
+        UserError: the file of rows cannot be read or written.
+    """
+    for shape in shapes:
+        found = known(read_lines(rows), shape, origin, pairs)
+        if found is not None:
+            yield found, False
+            continue
+        line = by(shape, pairs, origin)
+        add_line(rows, line)
+        yield line, True
 
 
 def versions() -> str:
@@ -212,13 +219,14 @@ def fast_bf16(info: Callable[[], str] = lambda: Path("/proc/cpuinfo").read_text(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare and print."""
+    """Compare and print; exit code 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers.shapes", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--pairs", type=int, default=8, help=f"with each peer, at least {MIN_PAIRS}")
     parser.add_argument("--shape", choices=SHAPES, action="append", help="may be given again; default: all")
-    parser.add_argument("--json", metavar="FILE", help="write what was measured")
+    parser.add_argument("--rows", metavar="FILE", type=Path, default=ROWS, help=f"default: {ROWS}")
+    parser.add_argument("--table", action="store_true", help="print the file's table, measure nothing")
     parser.add_argument("--peak-of", choices=MAKERS, help=argparse.SUPPRESS)
     parser.add_argument("--as-json", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -228,26 +236,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.pairs < MIN_PAIRS:
         parser.error(f"--pairs {options.pairs}: at least {MIN_PAIRS}")
-    dtypes = ["fp32", "bf16"] if fast_bf16() else ["fp32"]
-    found: dict[str, list[Row]] = {}
     try:
-        for dtype in dtypes:
-            for name in options.shape or SHAPES:
-                shape = replace(SHAPES[name], dtype=dtype)
-                found[f"{name}, {dtype}"] = compare(shape, options.pairs)
+        if not options.table:
+            _measure_all(options.shape or list(SHAPES), options.pairs, options.rows)
+        lines = latest(read_lines(options.rows))
     except ImportError as error:
         print(f"error: a peer is not installed: {error} (nox -s peers installs them)", file=sys.stderr)
         return 2
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    print(f"{today}, {versions()}, {torch.get_num_threads()} threads, {options.pairs} pairs with each peer")
-    print(table(found))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(caption(lines))
+    print(table(lines))
+    return 0
+
+
+def _measure_all(names: Sequence[str], pairs: int, rows: Path) -> None:
+    """Every shape in every precision that this processor has; a line of progress for each."""
+    dtypes = ["fp32", "bf16"] if fast_bf16() else ["fp32"]
     if len(dtypes) == 1:
         print("bf16: left out, this processor has no bfloat16 instructions (amx_bf16, avx512_bf16)")
-    if options.json:
-        tree = {name: [asdict(row) for row in rows] for name, rows in found.items()}
-        kept = {"schema": "dflash-peers-shapes/1", "date": today, "versions": versions(), "shapes": tree}
-        Path(options.json).write_text(json.dumps(kept, indent=1), encoding="utf-8")
-    return 0
+    origin = Origin(identify(()).key, versions(), torch.get_num_threads())
+    shapes = [replace(SHAPES[name], dtype=dtype) for dtype in dtypes for name in names]
+    for line, now in sweep(shapes, pairs, origin, rows):
+        shape = line.shape
+        ratios = ", ".join(f"{row.trainer} {row.ratio}" for row in line.rows if row.ratio is not None)
+        had = "" if now else f" (of {line.date}, in {rows})"
+        print(f"{shape.dtype} {shape.context}/{shape.anchors}/{shape.vocab}: {ratios}{had}", flush=True)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def unfit(before: MachineState | None, after: MachineState | None) -> list[str]:
     for share, most, what in (
         (foreign_share(before, after), FOREIGN_SHARE, "other programs used {:.0%} of the cores"),
         (
-            _share(before.steal_s, after.steal_s, before, after),
+            steal_share(before, after),
             STEAL_SHARE,
             "the hypervisor took {:.0%} of the cores away",
         ),
@@ -214,6 +214,11 @@ def foreign_share(before: MachineState, after: MachineState) -> float | None:
         return None
     others = (after.machine_cpu_s - before.machine_cpu_s) - (after.own_cpu_s - before.own_cpu_s)
     return _share(0.0, max(0.0, others), before, after)
+
+
+def steal_share(before: MachineState, after: MachineState) -> float | None:
+    """Share of the cores that the hypervisor gave to others in between; None where it does not say."""
+    return _share(before.steal_s, after.steal_s, before, after)
 
 
 def _share(

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.peers import shapes, speed
+from bench.peers import shape_rows, shapes, speed
+from steptime.errors import UserError
+from steptime.records.types import MachineState
 
 SMALL = speed.Shape(32, 64, 1, 2, 1, 16, 50, 1, 48, 4, 4, 2)
 
@@ -70,3 +72,90 @@ def test_the_peak_holds_what_a_step_reads():
 @pytest.mark.parametrize(("flags", "fast"), [("avx2 fma", False), ("avx512_bf16", True), ("amx_bf16", True)])
 def test_bf16_is_left_out_where_it_has_no_instructions(flags, fast):
     assert shapes.fast_bf16(lambda: f"flags : fpu {flags}") is fast
+
+
+ORIGIN = shape_rows.Origin("a-machine", "torch 1, specforge 2", 1)
+
+
+def made(shape: speed.Shape, pairs: int, origin: shape_rows.Origin) -> shape_rows.Line:
+    ratio = shape_rows.Ratio(1.5, 1.4, 1.6)
+    rows = tuple(
+        shape_rows.Row(name, [0.5, 0.7], None if name == "ours" else ratio, 3 << 20, 700, 2.0)
+        for name in speed.MAKERS
+    )
+    state = shape_rows.State(0.5, 0.25, 0.0, None)
+    return shape_rows.Line(shape, origin, "0123456789", "2026-01-02T03:04:05Z", pairs, state, rows)
+
+
+def test_a_sweep_that_is_cut_goes_on_with_what_is_missing(tmp_path):
+    rows, sizes = tmp_path / "made" / "rows.jsonl", list(shapes.SHAPES.values())[:3]
+
+    def dies(shape: speed.Shape, pairs: int, origin: shape_rows.Origin) -> shape_rows.Line:
+        if shape == sizes[1]:
+            raise KeyboardInterrupt
+        return made(shape, pairs, origin)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(shapes.sweep(sizes, 6, ORIGIN, rows, dies))
+    assert [line.shape for line in shape_rows.read_lines(rows)] == sizes[:1]
+    with rows.open("a", encoding="utf-8") as file:
+        file.write('{"schema": "half a li')  # a kill in the middle of the write
+    assert [now for _, now in shapes.sweep(sizes, 6, ORIGIN, rows, made)] == [False, True, True]
+    assert shape_rows.read_lines(rows) == [made(size, 6, ORIGIN) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("origin", "pairs"),
+    [
+        (replace(ORIGIN, machine="another"), 6),
+        (replace(ORIGIN, versions="torch 2, specforge 2"), 6),
+        (replace(ORIGIN, threads=2), 6),
+        (ORIGIN, 7),
+    ],
+)
+def test_what_another_run_would_find_is_measured_again(tmp_path, origin, pairs):
+    rows, shape = tmp_path / "rows.jsonl", speed.Shape()
+    assert [now for _, now in shapes.sweep([shape], 6, ORIGIN, rows, made)] == [True]
+    assert [now for _, now in shapes.sweep([shape], pairs, origin, rows, made)] == [True]
+    shown = shape_rows.latest(shape_rows.read_lines(rows))
+    assert [line.pairs for line in shown] == ([7] if pairs == 7 else [6, 6])
+
+
+@pytest.mark.parametrize("text", ["no json", '{"schema": "dflash-peers-shapes/1"}', '{"a": 1}', "[]"])
+def test_a_file_that_holds_something_else_is_one_line(tmp_path, capsys, text):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(text + "\n", encoding="utf-8")
+    assert shapes.main(["--table", "--rows", str(rows)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {rows}:1: ")
+    assert err.count("\n") == 1
+    with pytest.raises(UserError, match="cannot write"):
+        shape_rows.add_line(rows / "below", made(speed.Shape(), 6, ORIGIN))
+
+
+def test_the_table_says_all_and_measures_nothing(tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    shape_rows.add_line(rows, made(speed.Shape(context=2048, vocab=32768), 6, ORIGIN))
+    assert shapes.main(["--table", "--rows", str(rows)]) == 0
+    out = capsys.readouterr().out
+    assert "| fp32 | 2,048 | 32 | 32,768 | 0.60 s | 1.50 (1.40 to 1.60) |" in " ".join(out.split())
+    for part in ("0123456789", "torch 1, specforge 2", "load 0.5 to 0.5"):
+        assert part in out
+    assert shapes.main(["--table", "--rows", str(tmp_path / "none.jsonl")]) == 0
+    assert "nothing measured yet" in capsys.readouterr().out
+
+
+def test_the_sweep_has_both_ends_of_each_size():
+    sizes = {(one.context, one.anchors, one.vocab) for one in shapes.SHAPES.values()}
+    assert len(sizes) == 8
+    assert [sorted(set(column)) for column in zip(*sizes, strict=True)] == [
+        [512, 2048],
+        [32, 128],
+        [2048, 32768],
+    ]
+
+
+def test_the_state_tells_what_others_did():
+    before = MachineState(0.0, 1.5, 2, 2, 0.0, 0.0, 0.0)
+    after = MachineState(10.0, 1.0, 2, 2, 8.0, 13.0, 1.0, cpu_mhz=2400.0)
+    assert shapes.state_between(before, after) == shape_rows.State(1.5, 0.25, 0.05, 2400.0)

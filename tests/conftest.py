@@ -15,10 +15,12 @@ from tests.waiting import HANG_S
 
 _skipped = _left_out = 0
 
-hypothesis.settings.register_profile(
-    "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("no clock")
+NO_CLOCK = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("whole", **NO_CLOCK)
+hypothesis.settings.register_profile("daily", max_examples=25, **NO_CLOCK)
+
+DAILY = "not slow"
+"""The `-m` of a quick run, in which hypothesis tries fewer examples."""
 
 GIVES_UP = (
     ("dflash.pipeline.trainer", "_JOIN_S"),
@@ -33,6 +35,11 @@ may take as long; a test of the giving up sets its own."""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also the tests that take many seconds each")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test is imported: it takes its settings then."""
+    hypothesis.settings.load_profile("daily" if config.getoption("markexpr") == DAILY else "whole")
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ def test_the_contracts_are_kept() -> None:
     assert "7 kept, 0 broken" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("file", "line", "said"),

@@ -59,8 +59,14 @@ TWO_DEVICES = (
 )
 """What a simulated layout is cut down to; whole ones have tests of their own."""
 
-SLOW = ("dflash eval", "dflash export", "python -m bench syncs")
-"""They load a checkpoint, or start a process."""
+DAILY = (
+    "dflash train --config configs/cpu-tiny.toml --sync-guard",
+    "dflash train --set train.steps",
+    "python -m bench gate",
+    "python -m bench overhead --config",
+    "steptime syncs",
+)
+"""Commands of each kind that take a second or two; the others are slow tests."""
 
 
 def commands() -> list[str]:
@@ -239,7 +245,7 @@ RUNNERS = {
 @pytest.mark.timeout(5 * HANG_S)
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(one, marks=[pytest.mark.slow] if one.startswith(SLOW) else []) for one in commands()],
+    [pytest.param(one, marks=[] if one.startswith(DAILY) else [pytest.mark.slow]) for one in commands()],
 )
 def test_the_command_runs(command, tmp_path, monkeypatch):
     runner = next((call for prefix, call in RUNNERS.items() if command.startswith(prefix)), None)

@@ -96,6 +96,7 @@ def test_a_training_step_is_what_torch_counts(shape, objective, documents, monke
     assert model.of(work_of(case, shape)) == counted(shape, case, objective, monkeypatch)
 
 
+@pytest.mark.slow
 def test_dropped_blocks_and_hidden_columns_are_no_work(monkeypatch):
     """What torch counts of a batch with padding and dummy blocks is more than was asked for, and by how much
     is known."""

@@ -249,6 +249,7 @@ def test_a_method_whose_library_is_missing_is_one_line(tmp_path):
         load_target(TargetConfig(model=str(tmp_path), layer_ids=LAYERS), Device("cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.thorough) for name in KINDS]
 )

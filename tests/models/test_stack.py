@@ -157,6 +157,7 @@ def rename(monkeypatch, renamed) -> None:
     monkeypatch.setattr(Workspace, "take", lambda self, name, *rest: take(self, renamed(name), *rest))
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("attention", ["split", "dense"])
 def test_a_name_used_twice_is_found_or_does_no_harm(monkeypatch, attention):

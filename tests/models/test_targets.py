@@ -31,6 +31,7 @@ CASES = [pytest.param(name, marks=[] if name in FAST else pytest.mark.thorough) 
 MASK = VOCAB - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_target_of_each_family(name, tmp_path, capsys, monkeypatch):
     family = FAMILIES[name]
@@ -128,6 +129,7 @@ def run_settings(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_head_with_a_bias_teaches_no_distribution(tmp_path):
     save_target(build("Phi"), tmp_path / "target")
     with pytest.raises(UserError, match=r"objective.kind = kd: the head of target .* has a bias"):

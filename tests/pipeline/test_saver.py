@@ -86,6 +86,7 @@ def test_while_one_is_written_the_next_is_put_off_and_the_step_goes_on(tmp_path,
     assert steps[-1] == 30
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("what", ["loss", "weights"])
 def test_only_finite_checkpoints_are_kept_and_the_newest_resumes(tmp_path, what):
@@ -190,6 +191,7 @@ def test_a_writer_that_finds_no_room_says_so_and_training_goes_on(tmp_path, monk
     assert [path.name[-1] for path in checkpoint.checkpoints(trainer.saving._folder)] == ["2", "6"]
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("way", ["spare", "wait", "give up"])
 def test_the_last_weights_are_never_thrown_away_unasked(tmp_path, monkeypatch, way):
@@ -235,6 +237,7 @@ class StopAt(Hooks):
         return step < self.steps - 2
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("who", ["target", "drafter in forward", "drafter in its update"])
 def test_a_worker_that_raises_loses_no_whole_step(tmp_path, who):
@@ -280,6 +283,7 @@ def test_a_worker_that_raises_loses_no_whole_step(tmp_path, who):
     assert all(torch.equal(same.tensors[name], tensor) for name, tensor in state.tensors.items())
 
 
+@pytest.mark.slow
 def test_what_mixed_drafters_drew_is_folded_as_the_run_goes(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "FOLD_EVERY", 4)
     mixed = ("queue.ordered=false", 'drafter.devices=["cpu:0", "cpu:1"]')

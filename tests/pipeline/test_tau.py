@@ -88,6 +88,7 @@ def test_it_equals_the_evaluation_of_the_same_weights_and_changes_no_step(tmp_pa
     assert accounts["tau"].seconds == pytest.approx(history.evaluating_seconds)
 
 
+@pytest.mark.slow
 def test_its_waits_are_declared_and_no_others_come(tmp_path, data):
     few = ("train.steps=2", "train.heldout_every=1", "train.tau_prompts=1", "train.tau_tokens=3")
     trainer = small_trainer(tmp_path, data, *few, scopes=GuardScopes("disallow"))

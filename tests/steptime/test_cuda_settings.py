@@ -28,11 +28,13 @@ def said(first: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["dflash.cli", "bench.gate_worker, bench.subjects.trainer.harness"])
 def test_whoever_trains_asks_for_expandable_segments(door: str) -> None:
     assert said(f"import {door}") == f"{EXPANDABLE} None"
 
 
+@pytest.mark.slow
 def test_a_program_that_is_only_counted_keeps_its_own_allocator() -> None:
     """`python -m bench syncs` runs the user's program: its allocator is the user's."""
     assert said("import bench.cli, steptime.commands.syncs, steptime.counting.count") == "None None"

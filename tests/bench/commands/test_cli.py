@@ -331,6 +331,7 @@ def test_without_arguments_the_help_is_shown_and_the_code_is_2(capsys: pytest.Ca
     assert captured.err == ""
 
 
+@pytest.mark.slow
 def test_help_imports_no_torch() -> None:
     """One process shows the help of every command."""
     calls = "; ".join(f"cli.main({[*command, '--help']})" for command in COMMANDS)

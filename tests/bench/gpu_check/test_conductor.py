@@ -78,6 +78,7 @@ def red_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("stub", RED, ids=lambda stub: stub.name)
 def test_a_stage_that_shows_nothing_is_red(red_folder: Path, stub: type[stubs.Stub]) -> None:
@@ -88,11 +89,13 @@ def test_a_stage_that_shows_nothing_is_red(red_folder: Path, stub: type[stubs.St
     assert f"**Red**: {', '.join(one.name for one in RED)}." in text
 
 
+@pytest.mark.slow
 def test_the_stages_behind_a_bad_one_run(red_folder: Path) -> None:
     assert OUTCOME.validate_json((red_folder / "good.json").read_bytes()).state == "as claimed"
     assert "planted: no kernel image" in (red_folder / "crash.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_stage_that_hangs_is_killed_with_all_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -639,6 +639,7 @@ def test_gpu_tests_that_show_less(end: Ended, xml: str | None, said: str) -> Non
     assert any(said in line for line in outcome.problems)
 
 
+@pytest.mark.slow
 def test_the_report_that_pytest_writes_is_read(tmp_path: Path) -> None:
     code = "import pytest\ndef test_one(): pass\n@pytest.mark.skip\ndef test_two(): pass\n"
     (tmp_path / "test_few.py").write_text(code)

@@ -68,6 +68,7 @@ def test_each_worker_does_its_share_and_the_weights_stay(tmp_path: Path):
     trainer.observer.close()
 
 
+@pytest.mark.slow
 def test_rounds_have_stages_on_both_sides_of_a_pipeline_that_trained(tmp_path: Path):
     (one,) = Subject(small_config(tmp_path), steps=2, passes=1).rounds(1)
     assert one.alone[0] != one.alone[1]

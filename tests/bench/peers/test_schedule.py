@@ -19,6 +19,7 @@ def run(case: Case, queue: type[SharedHiddenStateQueue] = SharedHiddenStateQueue
     return simulate(case, BATCHES // (case.drafters * case.accumulation), queue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [{"drafter_ms": 40.0}, {"drafter_ms": 90.0}], ids=["targets", "drafters"])
 @pytest.mark.parametrize(
     "change",

@@ -510,6 +510,7 @@ def test_what_was_not_measured_is_not_right() -> None:
     assert [one.right for one in rows] == [False, False]
 
 
+@pytest.mark.slow
 def test_the_light_subject_loses_what_it_is_told_to_lose() -> None:
     rows, faults = known_costs.measure_known(simulated, 6.0, 0, Reporter(quiet=True))
     assert faults == []

@@ -235,6 +235,7 @@ def test_a_path_segment_has_its_switches_and_no_tick_and_a_tick_segment_one_with
     ]
 
 
+@pytest.mark.slow
 def test_a_flush_segment_writes_the_row_of_the_collectors_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +256,7 @@ def test_a_flush_segment_writes_the_row_of_the_collectors_that_it_names(
     assert rows[1].values["injected@sink"] == pytest.approx(0.01 * subject.periods[Layer.FLUSH])
 
 
+@pytest.mark.slow
 def test_the_account_comes_from_a_stretch_by_the_monitors_own_clock(tmp_path: Path) -> None:
     config = small_config(tmp_path, "observe.tick_s=0.02", "observe.flush_s=0.1")
     subject = PairTrainer(config)
@@ -270,6 +272,7 @@ def test_the_account_comes_from_a_stretch_by_the_monitors_own_clock(tmp_path: Pa
     assert losses[taken[0].first_step] == losses[taken[1].first_step]
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_collector_that_changes_training_is_seen_in_the_losses_of_its_half(tmp_path: Path) -> None:
     subject = PairTrainer(small_config(tmp_path))
@@ -310,6 +313,7 @@ def test_a_compile_in_a_measured_half_is_a_fault_of_the_run(tmp_path: Path) -> N
     assert fault.startswith("torch compiled planted (")
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_tick_that_fails_is_a_fault_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = PairTrainer(small_config(tmp_path))
@@ -428,6 +432,7 @@ def test_later_work_is_pending_until_it_is_done() -> None:
     later.close()
 
 
+@pytest.mark.slow
 def test_injected_costs_are_paid_by_the_real_workers(tmp_path: Path) -> None:
     subject = PairTrainer(small_config(tmp_path), injections=[Injection(10.0), Injection(10.0, Place.TARGET)])
     paid: dict[str, list[dict[str, int]]] = {"injected": [], "injected@target": []}
@@ -455,6 +460,7 @@ def test_injected_costs_are_paid_by_the_real_workers(tmp_path: Path) -> None:
     assert target[2]["target/0"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("train.accumulation=3", 'target.devices=["cpu:0", "cpu:1"]')])
 def test_a_cost_in_one_stage_alone_is_paid_as_often_in_each_step_whatever_the_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]

@@ -44,6 +44,7 @@ def test_every_fault_is_claimed_by_a_way_that_runs_anywhere() -> None:
     assert set(COUNTED) <= everywhere
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the page is that of a machine without a GPU")
 def test_the_page_says_what_the_program_does() -> None:
     assert PAGE.read_text() == page(), "run: python -m bench.syncs.faults.document > docs/syncs.md"

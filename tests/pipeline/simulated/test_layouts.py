@@ -42,14 +42,28 @@ def same_as_the_cpu(
     return ended
 
 
+MIXED = (
+    "objective.kind=dpace",
+    "train.accumulation=2",
+    "queue.ordered=false",
+    "data.pack=true",
+    "train.steps=2",
+)
+THROUGH_HOST = (
+    "objective.kind=kd",
+    "queue.hand_over=pinned",
+    "train.checkpoint_every=2",
+    "train.steps=3",
+)
+
+
 @pytest.mark.parametrize(
     ("targets", "drafters", "settings"),
     [
-        (1, 1, ("objective.kind=ce", *ALL_COLLECTORS)),
-        (5, 3, ("objective.kind=dpace", "train.accumulation=2", "queue.ordered=false", "data.pack=true")),
-        (1, 3, ("objective.kind=kd", "queue.hand_over=pinned", "train.checkpoint_every=2")),
+        pytest.param(1, 1, ("objective.kind=ce", *ALL_COLLECTORS), id="1+1"),
+        pytest.param(5, 3, MIXED, id="5+3 mixed", marks=pytest.mark.slow),
+        pytest.param(1, 3, THROUGH_HOST, id="1+3 through the host", marks=pytest.mark.slow),
     ],
-    ids=["1+1", "5+3 mixed", "1+3 through the host"],
 )
 def test_a_layout_gives_the_cpus_bits(tmp_path, targets, drafters, settings):
     same_as_the_cpu(tmp_path, targets, drafters, *settings)
@@ -116,11 +130,13 @@ def test_each_pair_of_choices_gives_the_cpus_bits(
     )
 
 
+@pytest.mark.slow
 def test_target_and_drafter_on_one_device_hand_over_in_place(tmp_path):
     ended = same_as_the_cpu(tmp_path, 1, 1, "objective.kind=kd", together=True)
     assert "device to device" not in ended.simulation.counts.copies
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_and_their_masters(tmp_path):
     same_as_the_cpu(tmp_path, 1, 2, 'drafter.dtype="bfloat16"', 'target.dtype="bfloat16"', "train.steps=3")
 
@@ -135,6 +151,7 @@ def test_no_delay_at_a_hand_over_makes_a_race(tmp_path):
         assert_same(ended, reference)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_gives_the_bits_of_one_that_was_never_stopped(tmp_path):
     layout = devices(1, 2)
 
@@ -142,25 +159,27 @@ def test_a_resumed_run_gives_the_bits_of_one_that_was_never_stopped(tmp_path):
         def after_step(self, step, tokens):
             return step < 1
 
-    head = simulated(tmp_path, *layout, "train.steps=6", name="halves", hooks=StopAt())
-    assert 2 <= len(head.losses) < 6
-    tail = simulated(tmp_path, *layout, "train.steps=6", name="halves")
-    whole = plain(tmp_path, *devices(1, 2, "cpu"), "train.steps=6", name="whole")
+    head = simulated(tmp_path, *layout, "train.steps=5", name="halves", hooks=StopAt())
+    assert 2 <= len(head.losses) < 5
+    tail = simulated(tmp_path, *layout, "train.steps=5", name="halves")
+    whole = plain(tmp_path, *devices(1, 2, "cpu"), "train.steps=5", name="whole")
     assert head.losses + tail.losses == whole.losses
     assert_same(Ended(tail.trainer, None, whole.losses, tail.weights), whole)
 
 
+@pytest.mark.slow
 def test_dropped_scalars_are_told_and_the_other_steps_keep_their_losses(tmp_path):
-    settings = ("train.steps=12", "observe.ring=1")
+    settings = ("train.steps=6", "observe.ring=1")
     ended = simulated(tmp_path, *devices(1, 2), *settings, queries=1, name="simulated")
-    whole = plain(tmp_path, *devices(1, 2, "cpu"), "train.steps=12", name="plain")
+    whole = plain(tmp_path, *devices(1, 2, "cpu"), "train.steps=6", name="plain")
     rows = ended.trainer.result.scalars
     told = {row.step: row.loss for row in rows if not row.missing}
     assert sum(worker.late.dropped for worker in ended.trainer.drafter_workers) > 0
-    assert 0 < len(told) < 12
+    assert 0 < len(told) < 6
     assert told == {step: whole.losses[step] for step in told}
 
 
+@pytest.mark.slow
 def test_streams_are_made_once_and_no_stage_of_a_step_is_new_to_its_stream(tmp_path):
     made = []
     ended = simulated(

@@ -129,6 +129,7 @@ def test_a_planted_fault_ends_the_run_with_its_place(tmp_path, layout, plant, ki
     assert failed.value.failure.role.startswith(("drafter/", "target/"))
 
 
+@pytest.mark.slow
 def test_memory_that_is_said_to_be_in_use_is_no_fault(tmp_path):
     ended = simulated(
         tmp_path, *devices(1, 1), prepare=lambda trainer: freed_while_the_step_reads_it(trainer, said=True)

@@ -39,6 +39,7 @@ def test_what_workers_do_with_each_other_is_kept(tmp_path):
     assert layout.drafter.dtype == config.drafter.dtype
 
 
+@pytest.mark.slow
 def test_a_clean_layout_says_what_was_looked_at(small, capsys):
     assert simulate.simulate_layout(small) == 0
     text = capsys.readouterr().out
@@ -49,6 +50,7 @@ def test_a_clean_layout_says_what_was_looked_at(small, capsys):
     assert all(number > 0 for number in numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_fault_is_one_line_and_exit_code_1(small, capsys, monkeypatch):
     def unmarked(self, buffer):

@@ -130,6 +130,7 @@ for rows in inputs:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("growth", "per_step"), [(0, 0.0), (1, 2.0)])
 def test_a_compiled_script_is_counted_compiled_and_its_recompiles_are_syncs(
     growth: int, per_step: float, tmp_path: Path

@@ -57,6 +57,7 @@ def test_a_program_is_charged_what_a_gpu_would_wait_for(
     assert (tree["steps"], tree["simulated"]) == (4, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", FRAMEWORKS)
 def test_a_frameworks_run_is_charged_what_a_gpu_would_wait_for(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +142,7 @@ def test_unused(host_syncs):
 """
 
 
+@pytest.mark.slow
 def test_the_fixture_finds_new_syncs_and_proves_nothing_without_a_device(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from steptime.gate.counters import Counted, added, count_both, counting_code, ov
 from steptime.gate.launch import Launch
 from steptime.gate.session import gather
 from steptime.gate.verdict import BASE, HEAD, GateEvidence, Options, judge, memory_rise
+from steptime.gate.worker import PROTOCOL
 from steptime.gate.worktrees import NoHarness, Tree, checked_out, resolve
 from steptime.machine import commit
 from steptime.machine.commit import ROOT, read_commit
@@ -74,9 +75,31 @@ def tree_with_worker(folder: Path, body: str, name: str = HEAD) -> Tree:
     """A tree whose worker is `body`."""
     (folder / "bench").mkdir(parents=True)
     (folder / "bench/__init__.py").touch()
-    head = "import json, sys\nsys.stdin.readline()\n"
+    head = "import itertools, json, sys\nsys.stdin.readline()\n"
     (folder / "bench/gate_worker.py").write_text(head + textwrap.dedent(body))
     return Tree(name, Commit("c" * 40), folder, sys.executable)
+
+
+def answers(root: Path, turns: int | None = None) -> str:
+    """The body of a worker that builds nothing and measures nothing: it greets, and answers so many turns, or
+    all."""
+    return textwrap.dedent(f"""
+    print(json.dumps({{"hello": {{"protocol": {PROTOCOL}, "root": {str(root)!r}, "groups": 8,
+        "switches": [], "periods": {{"tick": 1.0, "flush": 10.0}}}}}}), flush=True)
+    for line in itertools.islice(sys.stdin, {turns}):
+        order = json.loads(line)
+        if "stop" in order:
+            break
+        steps = order["steps"]
+        print(json.dumps({{"segment": {{"on": [], "steps": steps, "tokens": 100, "seconds": 1.0, "group": 0,
+            "first_step": 1, "step_seconds": [1.0 / steps] * steps, "tick_s": 0.1}}}}), flush=True)
+    """)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Tree:
+    """The other side of a gate whose head fails."""
+    return tree_with_worker(tmp_path / "base", answers(tmp_path / "base"), BASE)
 
 
 class Interrupting(Reporter):
@@ -194,8 +217,8 @@ def shares_asked(minutes: float) -> int:
         slow("print('[1, 2]')", "does not understand: TypeError"),
     ],
 )
-def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, body: str, said: str) -> None:
-    evidence = gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", body), QUIET)
+def test_a_worker_that_is_lost_is_an_incomplete_set(tmp_path: Path, base: Tree, body: str, said: str) -> None:
+    evidence = gather(SHORT, base, tree_with_worker(tmp_path / "head", body), QUIET)
     judgement = judge(SHORT, evidence)
     assert (judgement.verdict, judgement.exit_code) == (Verdict.INVALID, ExitCode.INCOMPLETE)
     assert said in judgement.reasons[0]
@@ -221,9 +244,9 @@ def test_a_setting_that_a_commit_does_not_know_is_named() -> None:
 @pytest.mark.slow
 @fault
 def test_the_traceback_of_a_worker_that_crashed_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, base: Tree, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", "import os\nos.environ['planted']"), QUIET)
+    gather(SHORT, base, tree_with_worker(tmp_path / "head", "import os\nos.environ['planted']"), QUIET)
     shown = capsys.readouterr().err
     assert "--- stderr of head" in shown
     assert "in <module>" in shown
@@ -232,9 +255,9 @@ def test_the_traceback_of_a_worker_that_crashed_is_shown(
 
 @pytest.mark.slow
 @fault
-def test_a_python_that_is_gone_is_a_lost_worker(tmp_path: Path) -> None:
+def test_a_python_that_is_gone_is_a_lost_worker(tmp_path: Path, base: Tree) -> None:
     tree = replace(OURS[1], python=str(tmp_path / "no-python"))
-    evidence = gather(SHORT, OURS[0], tree, QUIET)
+    evidence = gather(SHORT, base, tree, QUIET)
     assert "head cannot be started" in judge(SHORT, evidence).reasons[0]
     assert judge(SHORT, evidence).exit_code is ExitCode.INCOMPLETE
 
@@ -275,18 +298,11 @@ def test_a_worker_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @fault
-def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incomplete(tmp_path: Path) -> None:
-    body = f"""
-    print(json.dumps({{"hello": {{"protocol": 3, "root": {str(tmp_path / "head")!r}, "groups": 8,
-        "switches": [], "periods": {{"tick": 1.0, "flush": 10.0}}}}}}), flush=True)
-    for line in range(3):
-        order = json.loads(sys.stdin.readline())
-        steps = order["steps"]
-        print(json.dumps({{"segment": {{"on": [], "steps": steps, "tokens": 100, "seconds": 1.0, "group": 0,
-            "first_step": 1, "step_seconds": [1.0 / steps] * steps, "tick_s": 0.1}}}}), flush=True)
-    sys.exit("planted: out of memory")
-    """
-    evidence = gather(SHORT, OURS[0], tree_with_worker(tmp_path / "head", body), QUIET)
+def test_a_worker_that_dies_in_the_middle_keeps_what_was_measured_and_is_incomplete(
+    tmp_path: Path, base: Tree
+) -> None:
+    body = answers(tmp_path / "head", turns=3) + 'sys.exit("planted: out of memory")'
+    evidence = gather(SHORT, base, tree_with_worker(tmp_path / "head", body), QUIET)
     judgement = judge(SHORT, evidence)
     assert judgement.exit_code is ExitCode.INCOMPLETE
     assert "planted: out of memory" in judgement.reasons[0]

@@ -115,6 +115,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
+@pytest.mark.slow
 @scenes
 def test_the_page_is_whole_and_needs_nothing_else(name: str) -> None:
     receipt = SCENES[name]()

@@ -34,6 +34,7 @@ def of(y: NDArray[np.float64], signs: NDArray[np.float64]) -> Sample:
     return Sample(Layer.PATH, tuple("abcdefgh"[: signs.shape[1]]), y, signs)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(series, st.integers(0, 2**12 - 1), st.floats(-0.3, 0.3))
 def test_a_free_switch_has_uniform_p_values_whatever_the_noise_and_the_others(
@@ -90,6 +91,7 @@ def test_both_bounds_mirror_each_other() -> None:
     assert (up.p_slower, up.p_over) == pytest.approx((down.p_faster, down.p_under))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "layers"),
     [*((noise, (Layer.PATH,)) for noise in NOISES), ("autocorrelated", tuple(Layer))],
@@ -115,6 +117,7 @@ def test_p_values_of_free_switches_are_uniform_through_design_and_layers(
         assert np.mean(values <= 0.05) < 0.05 + 2.6 * (0.05 * 0.95 / len(values)) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [(Layer.PATH,), tuple(Layer)])
 def test_bounds_hold_as_often_as_they_say(layers: tuple[Layer, ...]) -> None:
     rng = np.random.default_rng(3)

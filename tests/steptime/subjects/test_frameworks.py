@@ -38,6 +38,7 @@ def test_each_callback_of_a_hugging_face_run_is_counted_by_name() -> None:
     assert any("hf_trainer.py" in place.where for place in counts["GradNorms"].places)
 
 
+@pytest.mark.slow
 def test_a_hugging_face_run_repeats_bit_for_bit_and_its_log_is_a_tick() -> None:
     pytest.importorskip("accelerate")
     kind = find("hf", [str(EXAMPLES / "hf_trainer.py")])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.pytest_benchmark import replay
-from steptime.baselines import store
+from steptime.baselines import comparing
 from steptime.baselines.recording import session_of
 from steptime.records.receipt import Receipt
 from steptime.records.types import OFF, Verdict
@@ -52,10 +52,10 @@ def _judge_baseline(receipt: Receipt, known: Any, collector: str) -> None:
     """The stored figure is that of `off`; what is on is judged by its cost, in the same run."""
     if collector != OFF or known.baseline is None or receipt.throughput is None:
         return
-    moved = store.machine_moved(known.baseline, [session_of(receipt)])
+    moved = comparing.machine_moved(known.baseline, [session_of(receipt)])
     if moved:
         pytest.fail(f"invalid: {moved}", pytrace=False)
-    found = store.compare(known.baseline, [receipt.throughput])
+    found = comparing.compare(known.baseline, [receipt.throughput])
     table = replay.regression(found, known.baseline, known.baseline_path)
     if table and found.verdict is Verdict.OVER:
         pytest.fail(table, pytrace=False)

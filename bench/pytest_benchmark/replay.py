@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from tabulate import tabulate
 
-from steptime.baselines.store import Baseline, Comparison
+from steptime.baselines.comparing import Comparison
+from steptime.baselines.store import Baseline
 from steptime.errors import UserError
 from steptime.records.costs import SwitchCost
 from steptime.records.pairs import ALL, Segment

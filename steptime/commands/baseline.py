@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from steptime import arguments, run_files
 from steptime.arguments import option, to_minutes, to_natural
-from steptime.baselines import recording, store
+from steptime.baselines import comparing, recording, store
 from steptime.commandline import make_app
 from steptime.errors import UserError
 from steptime.machine import identity
@@ -126,7 +126,7 @@ def run_list(root: Path = ROOT) -> int:
     this = identity.identify()
     print(f"this machine: {this.key}")
     print(
-        tabulate(store.table(stored, this), headers="keys", disable_numparse=True)
+        tabulate(comparing.table(stored, this), headers="keys", disable_numparse=True)
         if stored
         else "nothing is stored"
     )
@@ -172,7 +172,7 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         UserError: a broken file or receipt.
     """
     this, config = _machine(options), _reference(options)
-    found = store.match(store.read_all(store.folder(options.kind.root)), this, config)
+    found = comparing.match(store.read_all(store.folder(options.kind.root)), this, config)
     if found.exit_code is not ExitCode.WITHIN or found.baseline is None:
         _tell(
             f"{Verdict.NO_BASELINE.value.upper() if found.exit_code is ExitCode.INCOMPLETE else 'INVALID'}: "
@@ -193,12 +193,14 @@ def run_compare(options: Options, reporter: Reporter) -> int:
         if missing := recording.empty(receipt):
             _tell(f"{Verdict.NO_BASELINE.value.upper()}: {where}: {missing}")
             return int(ExitCode.INCOMPLETE)
-    moved = store.machine_moved(found.baseline, [recording.session_of(receipt) for _, receipt in receipts])
+    moved = comparing.machine_moved(
+        found.baseline, [recording.session_of(receipt) for _, receipt in receipts]
+    )
     if moved:
         _tell(f"INVALID: {moved}")
         return int(ExitCode.INVALID)
     figures = [receipt.throughput for _, receipt in receipts if receipt.throughput is not None]
-    compared = store.compare(found.baseline, figures)
+    compared = comparing.compare(found.baseline, figures)
     for text in (
         identity.differences(found.baseline.versions, this.versions) if found.baseline.versions else ()
     ):
@@ -210,9 +212,9 @@ def run_compare(options: Options, reporter: Reporter) -> int:
 def _ask_before_replacing(new: store.Baseline, this: Machine, config: ConfigRef, options: Options) -> None:
     """Raises UserError where a figure of this machine and config would be replaced by one that differs, and
     nobody said yes."""
-    found = store.match(store.read_all(store.folder(options.kind.root)), this, config)
+    found = comparing.match(store.read_all(store.folder(options.kind.root)), this, config)
     stored = found.baseline
-    if found.status is not store.Status.MATCH or stored is None or stored.origin != "measured":
+    if found.status is not comparing.Status.MATCH or stored is None or stored.origin != "measured":
         return
     change = recording.change_percent(stored, new)
     text = f"{found.path} holds {stored.value:,.1f} tokens/s; the new figure is {change:+.2f}% against it"

@@ -12,7 +12,7 @@ import typer
 
 from steptime import arguments, run_files
 from steptime.arguments import option, to_budget, to_minutes, to_names
-from steptime.baselines import store
+from steptime.baselines import comparing, store
 from steptime.counting import counting
 from steptime.errors import UserError, nearest
 from steptime.machine import identity, state
@@ -304,7 +304,7 @@ def make_receipt(
 
 def _baseline(options: Options, this: Machine, throughput: Throughput | None) -> BaselineView:
     try:
-        return store.view(
+        return comparing.view(
             this,
             ConfigRef(options.config.name, options.config.digest()),
             throughput,

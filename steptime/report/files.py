@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from steptime.baselines import store
+from steptime.baselines import comparing, store
 from steptime.errors import UserError
 from steptime.records.receipt import Receipt
 from steptime.report import html, markdown
@@ -28,10 +28,10 @@ def history_of(receipt: Receipt) -> list[tuple[str, float]]:
     A broken file is told on stderr and costs the report its history, nothing else: a gate needs no baseline.
     """
     try:
-        found = store.match(store.read_all(), receipt.machine, receipt.config)
+        found = comparing.match(store.read_all(), receipt.machine, receipt.config)
     except UserError as error:
         print(f"no history in the report: {error}", file=sys.stderr)
         return []
-    if found.status is not store.Status.MATCH or found.baseline is None:
+    if found.status is not comparing.Status.MATCH or found.baseline is None:
         return []
     return sorted((session.date, session.tokens_per_second) for session in found.baseline.sessions)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from steptime.baselines.store import record_command
+from steptime.baselines.comparing import record_command
 from steptime.records.costs import Estimate, SwitchCost
 from steptime.records.pairs import ALL, PLACEBO, Layer, Segment
 from steptime.records.receipt import Receipt

@@ -224,6 +224,9 @@ class TrainConfig(Section):
     meanwhile."""
     tau_tokens: Places[Annotated[int, Field(ge=2)]] = 64
     """Longest of their answers."""
+    rank_timeout_s: Places[Annotated[float, Field(gt=0.0)]] = 60.0
+    """Several ranks (torchrun): how long to wait for the others at the start, and for a sign of life of one;
+    then the run ends on all ranks, with a checkpoint."""
     hang_s: Places[Annotated[float, Field(ge=0.0)]] = 300.0
     """A worker that stands in one place for so long has hung: the run ends, and its state is saved. 0: it
     never does."""
@@ -246,9 +249,10 @@ class ObserveConfig(Section):
         *("*/*/samples", "*/*/batches", "*/*/step", "*/*/busy_s", "*/*/host_s", "profile/*_count"),
         *("profile/*_p95", "host/process_s", "host/prefetcher_s", "host/lock_wakes"),
         *("cuda/*/device_allocs", "cuda/*/max_reserved_gb", "gpu/*/throttle_power_brake_hw"),
+        *("rank*/batch/*", "rank*/cuda/*", "rank*/host/*", "rank*/monitor/*", "rank*/profile/*"),
     )
     """Shell patterns of keys that W&B does not get: eight GPUs have 281 keys, and it copes well with 200. The
-    other sinks get every key."""
+    other sinks get every key. A pattern holds for the keys of the other ranks too (`rank1/...`)."""
     tensorboard: Observes[bool] = False
     sinks: Observes[tuple[str, ...]] = ()
     """Names of further sinks, those that have no key of their own."""

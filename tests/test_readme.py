@@ -102,6 +102,22 @@ def train(words: list[str], folder: Path) -> None:
     assert (folder / "run" / "summary.json").exists()
 
 
+def on_ranks(words: list[str], folder: Path) -> None:
+    """`python -m torch.distributed.run --standalone ... -m dflash train ...`."""
+    ids, command = write_ids(folder / "chats.jsonl"), [sys.executable, *words[1:]]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*small(command), "--set", f"data.path={ids}", "--out", str(folder / "run")],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        json.loads((folder / "run" / "checkpoints/latest/state.json").read_text())["settings"]["ranks"] == 2
+    )
+
+
 def prepare(words: list[str], folder: Path) -> None:
     (folder / "questions.jsonl").write_text(
         json.dumps({"question": "1 + 1?", "answer": "2, of course."}) + "\n"
@@ -231,6 +247,7 @@ RUNNERS = {
     "python -m bench ": checked_elsewhere,
     "steptime ": any_trainer,
     "python -m bench.": module,
+    "python -m torch.distributed.run": on_ranks,
     "python -m dflash.": module,
     "python -m nox": nox_session,
     "python -m pip install nox && python -m nox": nox_session,

@@ -98,7 +98,7 @@ class Work:
 
     def __init__(self, trainer: Trainer, steps: int) -> None:
         count = steps * len(trainer.replicas) * trainer.config.train.accumulation
-        batches = [trainer._collator(trainer.prefetcher.plan_spec(index)) for index in range(count)]
+        batches = [trainer._collator(trainer.plan.spec(index)) for index in range(count)]
         self.tokens = sum(batch.tokens for batch in batches)
         self._accumulation = trainer.config.train.accumulation
         targets, replicas = trainer.target_workers, trainer.replicas

@@ -307,7 +307,7 @@ class Run:
             arrived=lambda rows: None,
             hooks=None,
             stop=threading.Event(),
-            checkpoint=lambda step: None,
+            checkpoint=lambda step, save: None,
         )
         step = worker.step
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.reliability.trials import LAYOUTS, Trials, end, log, newest, saves
+from bench.reliability.trials import ALONE, RANKS, Trials, end, log, newest, saves
 
 
 @dataclass
@@ -27,13 +27,13 @@ class Kind:
 def kills(trials: Trials, count: int, seed: int) -> list[Kind]:
     """SIGKILL at random moments, several in a run, until each layout has had its share."""
     kinds, chance = [], random.Random(seed)
-    for layout in LAYOUTS:
+    for layout in ALONE:
         kind = Kind(
             f"SIGKILL at a random moment, {layout}", "the same command goes on; the final bytes and every row"
         )
         trials.whole(layout)
         inside = 0
-        while kind.tried < -(-count // len(LAYOUTS)):
+        while kind.tried < -(-count // len(ALONE)):
             out, code = trials.new(), -9
             while code != 0:
                 process = trials.start(out, layout)
@@ -60,7 +60,7 @@ def signals(trials: Trials, times: int) -> list[Kind]:
     kinds = []
     for name, numbers in (("SIGTERM", [15]), ("SIGINT", [2]), ("a second SIGINT at once", [2, 2])):
         kind = Kind(name, f"exit {128 + numbers[0]} with a checkpoint of the last whole step; goes on")
-        for layout in [*LAYOUTS][:times]:
+        for layout in ALONE[:times]:
             out = trials.new()
             process = trials.start(out, layout)
             saves(out, process)
@@ -69,6 +69,38 @@ def signals(trials: Trials, times: int) -> list[Kind]:
                     os.kill(process.pid, signal.Signals(number))
                     time.sleep(0.01)
             judge(kind, trials, out, layout, end(process), 128 + numbers[0])
+        kinds.append(kind)
+    return kinds
+
+
+def lost_ranks(trials: Trials, times: int, seed: int) -> list[Kind]:
+    """SIGKILL of one rank of several, rank 0 too, at a random moment after the first checkpoint."""
+    kinds, chance = [], random.Random(seed)
+    for layout, ranks in RANKS.items():
+        kind = Kind(
+            f"SIGKILL of one of {layout}", "every other rank ends with exit 1 and names it; goes on likewise"
+        )
+        trials.whole(layout)
+        for trial in range(times):
+            out = trials.new()
+            processes = trials.start_ranks(out, layout)
+            saves(out, processes[0])
+            processes[0].join(chance.uniform(0.0, 0.2))
+            lost = trial % ranks
+            processes[lost].kill()
+            codes = [end(process) for process in processes]
+            others = {codes[rank] for rank in range(ranks) if rank != lost}
+            named = [
+                f"rank {lost}" in log(out, rank).read_text(encoding="utf-8")
+                for rank in range(ranks)
+                if rank != lost
+            ]
+            kind.tried += 1
+            kind.seen.add(f"exit {', '.join(map(str, sorted(others)))}")
+            ended = codes[lost] == -signal.SIGKILL and others == {1} and all(named)
+            # A run that was over before the kill has nobody to name.
+            ended = ended or set(codes) <= {0, -signal.SIGKILL}
+            kind.lost += int(not ended or trials.run(out, layout) != 0 or trials.lost(out, layout))
         kinds.append(kind)
     return kinds
 
@@ -185,7 +217,8 @@ def all_kinds(trials: Trials, count: int, seed: int) -> list[Kind]:
     goes_on = "with the state of the last whole step; goes on"
     return [
         *kills(trials, count, seed),
-        *signals(trials, len(LAYOUTS)),
+        *signals(trials, len(ALONE)),
+        *lost_ranks(trials, times=4, seed=seed),
         planted(
             trials,
             "exception in a worker",

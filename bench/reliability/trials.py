@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,13 @@ LAYOUTS = {
     "1 drafter": (),
     "3 drafters": ('drafter.devices=["cpu:0","cpu:1","cpu:2"]',),
     "mixed order": ("queue.ordered=false", 'drafter.devices=["cpu:0","cpu:1"]'),
+    "2 ranks": (),
+    "4 ranks": (),
+    "2 ranks, mixed order": ("queue.ordered=false",),
 }
+RANKS = {"2 ranks": 2, "4 ranks": 4, "2 ranks, mixed order": 2}
+"""Processes of a run; 1 where there is nothing said."""
+ALONE = tuple(layout for layout in LAYOUTS if layout not in RANKS)
 SETTINGS = (
     *("data.max_length=64", "data.buckets=[32, 64]", "data.batch_size=2"),
     *("target.tiny.hidden_size=32", "target.tiny.intermediate_size=64", "target.tiny.heads=2"),
@@ -60,21 +67,37 @@ class Trials:
 
     def start(self, out: Path, layout: str, plant: str = "", *more: str) -> BaseProcess:
         """Start `dflash train`, with a fault planted in it."""
+        return self._start(out, layout, plant, more, {})
+
+    def start_ranks(self, out: Path, layout: str) -> list[BaseProcess]:
+        """Start it on the layout's ranks."""
+        ranks, port = RANKS[layout], free_port()
+        together = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+        environments = [together | {"RANK": rank} for rank in range(ranks)]
+        return [self._start(out, layout, "", (), environment) for environment in environments]
+
+    def _start(
+        self, out: Path, layout: str, plant: str, more: tuple[str, ...], place: dict[str, int]
+    ) -> BaseProcess:
+        rank = place.get("RANK", 0)
         settings = (
             *SETTINGS,
             f"data.path={self.data}",
-            f"data.cache={self.folder / 'cache'}",
+            f"data.cache={self.folder / f'cache{rank or str()}'}",
             *LAYOUTS[layout],
         )
         command = ["train", "--out", str(out)]
         for setting in settings:
             command += ["--set", setting]
-        process = self._context.Process(target=child, args=([*command, *more], plant, str(log(out))))
+        words = [*command, *more]
+        process = self._context.Process(target=child, args=(words, plant, str(log(out, rank)), place))
         process.start()
         return process
 
     def run(self, out: Path, layout: str, plant: str = "", *more: str) -> int:
-        """The same to its end; the exit code."""
+        """The same to its end; the exit code, the highest where there are several ranks."""
+        if layout in RANKS:
+            return max(end(process) for process in self.start_ranks(out, layout))
         return end(self.start(out, layout, plant, *more))
 
     def whole(self, layout: str) -> bytes:
@@ -89,18 +112,27 @@ class Trials:
         """Of a run that has been brought to its end: 1 when anything is not as in the uninterrupted run."""
         if rows(out) != set(range(STEPS)):
             return 1
-        if layout == "mixed order":  # the order is the threads'; every batch of the plan once is what counts
+        if "mixed order" in layout:  # the order is the threads'; every batch of the plan once is what counts
             return int(place(out) != {"step": STEPS, "floor": 2 * STEPS, "ahead": []})
         return int(weights(out) != self.whole(layout))
 
 
-def log(out: Path) -> Path:
-    """What a run said."""
-    return out.with_name(f"{out.name}.log")
+def log(out: Path, rank: int = 0) -> Path:
+    """What a run said, or one rank of it."""
+    return out.with_name(f"{out.name}.{rank}.log" if rank else f"{out.name}.log")
 
 
-def child(command: list[str], plant: str, err: str) -> None:
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+def child(command: list[str], plant: str, err: str, place: dict[str, int]) -> None:
     """In the new process."""
+    os.environ |= {key: str(value) for key, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
     from dflash.cli import run
 
     handle = os.open(err, os.O_CREAT | os.O_WRONLY | os.O_APPEND)

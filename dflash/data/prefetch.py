@@ -120,10 +120,6 @@ class BatchPrefetcher:
             self._drawn.notify()
             return batch
 
-    def plan_spec(self, index: int) -> BatchSpec:
-        """The plan's entry at `index`, to name a batch's samples after the fact."""
-        return self._plan.spec(index)
-
     @property
     def built(self) -> int:
         """Place in the plan of the batch in hand."""

@@ -251,6 +251,14 @@ class Observer:
         logger.warning("%s", text)
         self._monitor.send("event", {"text": text, **values})
 
+    def from_rank(self, rank: int, kind: str, step: int, values: dict[str, Any], seconds: float) -> None:
+        """A row of another rank's observer, for this one's sinks: its keys begin with `rank1/` here."""
+        if kind == "event":
+            self._monitor.send("event", values | {"text": f"rank {rank}: {values.get('text')}"}, step)
+        else:
+            named = {f"rank{rank}/{key}": value for key, value in values.items()}
+            self._monitor.send("rank", named, step, seconds)
+
     def settle(self, timeout_s: float) -> None:
         """Wait until metrics.jsonl and the like hold every row sent so far; not from a worker's thread."""
         self._before_tick(True)

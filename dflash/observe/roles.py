@@ -22,6 +22,7 @@ class RoleMap:
         total_steps: optimizer steps of the run, for the time left; None when it has no end.
         rates: FLOPs per second of a matrix product by hardware (`device.rate`), measured once before the
             workers start; empty where nobody measured.
+        ranks: of the run; the devices are this one's.
     """
 
     targets: tuple[str, ...]
@@ -29,13 +30,16 @@ class RoleMap:
     gpu_uuids: tuple[tuple[int, str], ...] = ()
     total_steps: int | None = None
     rates: tuple[tuple[str, float], ...] = ()
+    ranks: int = 1
 
     @classmethod
-    def from_config(cls, config: Config, rates: tuple[tuple[str, float], ...] = ()) -> RoleMap:
+    def from_config(
+        cls, config: Config, rates: tuple[tuple[str, float], ...] = (), ranks: int = 1
+    ) -> RoleMap:
         """The layout of a run; reads the UUIDs when a worker is on CUDA (this starts CUDA)."""
         indexes = cuda_indexes((*config.target.devices, *config.drafter.devices))
         uuids = tuple((index, uuid) for index in indexes if (uuid := cuda_uuid(index)))
-        return cls(config.target.devices, config.drafter.devices, uuids, config.train.steps, rates)
+        return cls(config.target.devices, config.drafter.devices, uuids, config.train.steps, rates, ranks)
 
     def rate(self, role: Role | None = None) -> float:
         """FLOPs per second of all the hardware that one role has, or any; 0 where it is not known."""

@@ -109,7 +109,10 @@ class DrafterWorker:
         arrived: gets what has come out of the ring, `(step, vector, plan indices)`, in step order.
         hooks: the harness's; drafter 0 calls all of them but `after_step_of_others`.
         stop: when set, the step under way is the last one, for all drafters alike.
-        checkpoint: called by drafter 0 with the number of steps done, at every boundary.
+        checkpoint: called by drafter 0 at every boundary, with the number of steps done and whether the ranks
+            agreed on a checkpoint there.
+        wants_save: asked by drafter 0 of rank 0 whether a checkpoint is to be taken after so many steps; None
+            where the other ranks need not know.
         consumed: gets (step, plan index) of each batch drawn, for whoever empties it (mixed order; in plan
             order the place is plain arithmetic).
 
@@ -130,7 +133,8 @@ class DrafterWorker:
         arrived: Callable[[list[LateRow]], None],
         hooks: StepHooks | None,
         stop: threading.Event,
-        checkpoint: Callable[[int], None],
+        checkpoint: Callable[[int, bool], None],
+        wants_save: Callable[[int], bool] | None = None,
         first_step: int = 0,
         consumed: deque[tuple[int, int]] | None = None,
     ) -> None:
@@ -139,7 +143,7 @@ class DrafterWorker:
         self.step_index = first_step
         self.tokens_done = 0
         self.copied: Any = None
-        self._consumed = consumed
+        self._consumed, self._wants_save = consumed, wants_save
         self._recorder, self._queue, self._exchange, self._config = recorder, queue, exchange, config
         self._arrived, self._hooks, self._stop, self._checkpoint = arrived, hooks, stop, checkpoint
         self._get = recorder.timer("drafter.queue_get")
@@ -203,7 +207,8 @@ class DrafterWorker:
         assert stats is not None
         began_ns = time.perf_counter_ns() if recorder.count else 0
         recorder.wait_out_since_ns = began_ns
-        total = self._exchange.sum(self.index, Share(weight, tokens, self._stop.is_set()))
+        save = self._wants_save is not None and self._wants_save(self.step_index + 1)
+        total = self._exchange.sum(self.index, Share(weight, tokens, self._stop.is_set(), save))
         exchanged_ns = time.perf_counter_ns() if began_ns else 0
         recorder.wait_out_since_ns = 0
         recorder.wait_out_ns += exchanged_ns - began_ns
@@ -225,7 +230,7 @@ class DrafterWorker:
         if self.index == 0:
             if self._hooks is not None and not self._hooks.after_step(step, total.tokens):
                 self._stop.set()
-            self._checkpoint(self.step_index)
+            self._checkpoint(self.step_index, total.save)
         elif self._hooks is not None:
             self._hooks.after_step_of_others(step)
         # Behind the checkpoint, which waits for the scalars of this step.

@@ -208,10 +208,14 @@ def _devices(
     return plans
 
 
-def print_plan(config: Config) -> None:
-    """Print the plan on stdout, within 80 columns."""
+def print_plan(config: Config, ranks: int = 1) -> None:
+    """Print the plan on stdout, within 80 columns.
+
+    Args:
+        ranks: of the run; all are planned like this one.
+    """
     plan = make_plan(config)
-    info, train = plan.info, config.train
+    info, train, tokens = plan.info, config.train, ranks * plan.tokens_per_step
     lines = [
         f"{config.name}  (settings {config.digest()})",
         "",
@@ -230,11 +234,10 @@ def print_plan(config: Config) -> None:
             if plan.anchor_share is not None
             else []
         ),
-        f"  a step    at most {plan.tokens_per_step:,} context tokens, {plan.slots_per_step:,} supervised "
-        "slots",
+        f"  a step    at most {tokens:,} context tokens, {ranks * plan.slots_per_step:,} supervised slots",
+        *([f"            shared evenly by {ranks} ranks; what follows is one rank's"] if ranks > 1 else []),
         *_flops_lines(plan, config),
-        f"  the run   {train.steps:,} steps, at most {train.steps * plan.tokens_per_step / 1e6:,.1f} M "
-        "context tokens",
+        f"  the run   {train.steps:,} steps, at most {train.steps * tokens / 1e6:,.1f} M context tokens",
         "",
         "  worker       device    memory (GB)",
     ]

@@ -9,31 +9,17 @@ barrier, which waits for *threads* to have enqueued their work, never for a devi
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dflash.device import Device
+from dflash.ranks.across import Across, RanksClosed, Share, total
 
 
 class ExchangeClosed(RuntimeError):
     """The run is stopping; no more gradients will be exchanged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one drafter brings to a step, or all of them together.
-
-    Attributes:
-        weight: sum of the slot weights, the loss's denominator.
-        tokens: real context tokens.
-        stop: end the run after this step.
-    """
-
-    weight: float
-    tokens: int
-    stop: bool
 
 
 class GradientExchange:
@@ -41,10 +27,16 @@ class GradientExchange:
 
     Three host values travel along, since everybody must agree on them: the weight (the loss is normalised
     over all drafters, so each gradient is that of a weighted *sum* and the denominators are added here), the
-    tokens, and the wish to stop after this step."""
+    tokens, and the wish to stop after this step.
 
-    def __init__(self, drafters: int) -> None:
-        self.drafters = drafters
+    Args:
+        across: the other ranks of the run. Drafter d then adds its shard, summed here, to the shards of the
+            d-th drafters of all ranks; drafter 0 agrees with the other ranks for all drafters of this one.
+    """
+
+    def __init__(self, drafters: int, across: Across | None = None) -> None:
+        self.drafters, self._across = drafters, across
+        self._total = Share(0.0, 0, False)
         self._barrier = threading.Barrier(drafters)
         self._flat: list[torch.Tensor | None] = [None] * drafters
         self._shares = [Share(0.0, 0, False)] * drafters
@@ -68,7 +60,7 @@ class GradientExchange:
             ExchangeClosed: the run has failed.
         """
         if self.drafters == 1:
-            return share
+            return share if self._across is None else self._with_others(self._across, share)
         own = self._flat[drafter]
         scratch = self._scratch[drafter]
         assert own is not None
@@ -76,10 +68,7 @@ class GradientExchange:
         self._shares[drafter] = share
         self._backward_done[drafter].record()
         self._meet()
-        shares = self._shares
-        total = Share(
-            sum(s.weight for s in shares), sum(s.tokens for s in shares), any(s.stop for s in shares)
-        )
+        together = total(self._shares) if self._across is None else self._agreed(self._across, drafter)
         # Behind these waits nobody reads our scratch any more either: that was before the others' backward.
         for done in self._backward_done:
             done.wait()
@@ -90,6 +79,8 @@ class GradientExchange:
                 scratch.copy_(shard[low:high], non_blocking=True)
             else:
                 scratch.add_(shard[low:high].to(own.device, non_blocking=True))
+        if self._across is not None:
+            self._added(self._across, drafter, scratch)
         self._reduced[drafter].record()
         self._meet()
         for other, part in enumerate(self._scratch):
@@ -97,11 +88,38 @@ class GradientExchange:
             self._reduced[other].wait()
             low, high = self._shard(other, own.numel())
             own[low:high].copy_(part, non_blocking=True)
-        return total
+        return together
 
     def close(self) -> None:
         """Free every thread that waits."""
         self._barrier.abort()
+        if self._across is not None:
+            self._across.close()
+
+    def _with_others(self, across: Across, share: Share) -> Share:
+        """One drafter in each rank."""
+        own = self._flat[0]
+        assert own is not None
+        together = self._agreed(across, 0, (share,))
+        self._added(across, 0, own)
+        return together
+
+    def _agreed(self, across: Across, drafter: int, shares: Sequence[Share] = ()) -> Share:
+        """Every rank is in this step: the shares of all drafters of all ranks."""
+        if drafter == 0:
+            try:
+                self._total = across.agree(total(shares or self._shares))
+            except RanksClosed:
+                raise ExchangeClosed from None
+        if self.drafters > 1:
+            self._meet()
+        return self._total
+
+    def _added(self, across: Across, drafter: int, part: torch.Tensor) -> None:
+        try:
+            across.add(drafter, part)
+        except RanksClosed:
+            raise ExchangeClosed from None
 
     def _meet(self) -> None:
         try:

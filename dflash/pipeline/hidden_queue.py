@@ -126,6 +126,8 @@ class SharedHiddenStateQueue:
         drafters, targets: number of workers on each side.
         per_step: batches that each drafter draws for one optimizer step.
         first_index: plan index of the first batch (ordered mode).
+        stride: plan indices from one batch of a drafter to its next (ordered mode); the number of drafters,
+            of all ranks where there are several.
 
     Attributes:
         producers_waiting: target workers that hold a finished batch and wait for room, as of the last change.
@@ -141,13 +143,14 @@ class SharedHiddenStateQueue:
         targets: int,
         per_step: int = 1,
         first_index: int = 0,
+        stride: int | None = None,
         seed: int = 0,
     ) -> None:
         self.capacity, self.hs_min_ready, self.ordered = capacity, hs_min_ready, ordered
         self.counters = QueueCounters()
         self.count = False
         self.producers_waiting = 0
-        self._drafters, self._producers = drafters, targets
+        self._drafters, self._producers, self._stride = drafters, targets, stride or drafters
         self._next = {drafter: first_index + drafter for drafter in range(drafters)}
         self._items: OrderedDict[int, HiddenBatch] = OrderedDict()
         self._draws = EvenDraws(drafters, per_step, seed)
@@ -190,10 +193,10 @@ class SharedHiddenStateQueue:
     def _admits(self, item: HiddenBatch) -> bool:
         if not self.ordered:
             return len(self._items) < self.capacity
-        # Batches of the plan before this one that nobody has drawn yet: drafter d draws every D-th from its
-        # next one on.
-        index, drafters = item.batch.spec.index, self._drafters
-        return sum(max(0, -(-(index - first) // drafters)) for first in self._next.values()) < self.capacity
+        # Batches of the plan before this one that nobody has drawn yet: a drafter draws every `stride`-th
+        # from its next one on.
+        index, stride = item.batch.spec.index, self._stride
+        return sum(max(0, -(-(index - first) // stride)) for first in self._next.values()) < self.capacity
 
     # -- the consumers' side ---------------------------------------------------------------------------------
 
@@ -215,7 +218,7 @@ class SharedHiddenStateQueue:
             if self._closed or not self._may_draw(drafter):
                 return None
             index = self._next[drafter] if self.ordered else self._mixed(drafter)
-            self._next[drafter] += self._drafters
+            self._next[drafter] += self._stride
             item = self._items.pop(index)
             self.counters.get_count += 1
             # Every producer looks again: in ordered mode only one of them may hold the batch that is wanted

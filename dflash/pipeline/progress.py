@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dflash.data.batch import BatchSpec
@@ -43,14 +43,24 @@ class RemainingPlan:
     index."""
 
     def __init__(self, inner: Plan, progress: Progress) -> None:
-        self._inner, self._floor, self._ahead = inner, progress.floor, progress.ahead
+        self._inner, self._progress = inner, progress
 
     def spec(self, i: int) -> BatchSpec:
-        index = self._floor + i
-        for taken in self._ahead:
-            if taken <= index:
-                index += 1
-        return self._inner.spec(index)
+        return self._inner.spec(index_left(self._progress, i))
+
+
+def index_left(progress: Progress, i: int) -> int:
+    """Plan index of the i-th batch that is left."""
+    index = progress.floor + i
+    for taken in progress.ahead:
+        if taken <= index:
+            index += 1
+    return index
+
+
+def place_left(progress: Progress, index: int) -> int:
+    """The inverse of `index_left`, for a batch that was left."""
+    return index - progress.floor - sum(taken < index for taken in progress.ahead)
 
 
 class Drawn:
@@ -60,14 +70,19 @@ class Drawn:
     Each drafter appends (step, plan index) to its own deque. `after` is called by drafter 0 at a step
     boundary, or when the workers have ended: by then every draw of the steps before is there."""
 
-    def __init__(self, base: Progress, logs: Sequence[deque[tuple[int, int]]]) -> None:
-        self._progress, self._logs = base, logs
+    def __init__(
+        self,
+        base: Progress,
+        logs: Sequence[deque[tuple[int, int]]],
+        number: Callable[[int], int] = lambda index: index,
+    ) -> None:
+        self._progress, self._logs, self._number = base, logs, number
 
     def after(self, steps_done: int) -> Progress:
         """Where the run stands after its first `steps_done` steps."""
         consumed = []
         for log in self._logs:
             while log and log[0][0] < steps_done:
-                consumed.append(log.popleft()[1])
+                consumed.append(self._number(log.popleft()[1]))
         self._progress = progress_after(steps_done, self._progress, consumed)
         return self._progress

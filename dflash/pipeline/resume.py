@@ -19,6 +19,8 @@ from steptime.errors import UserError
 
 RULED = ("train.steps", "train.schedule", "train.legs", "train.accumulation")
 """Settings that change training, and that a resumed run may change by the rules below."""
+RANKS = "ranks"
+"""In a checkpoint's settings: how many ranks its run had."""
 _LOOKED_AT = 1000
 
 
@@ -41,8 +43,8 @@ class Resumption:
         return self.state.progress.step if self.state else 0
 
 
-def find(run_dir: Path, config: Config) -> Resumption:
-    """Where the run in a folder goes on, under these settings.
+def find(run_dir: Path, config: Config, ranks: int = 1) -> Resumption:
+    """Where the run in a folder goes on, under these settings and on so many ranks.
 
     Raises:
         UserError: its newest checkpoint is damaged, or belongs to other settings.
@@ -50,23 +52,23 @@ def find(run_dir: Path, config: Config) -> Resumption:
     state = newest(run_dir / CHECKPOINTS)
     if state is None:
         return Resumption(config)
-    return resumption(config, state, f"{run_dir} (step {state.progress.step})")
+    return resumption(config, state, f"{run_dir} (step {state.progress.step})", ranks)
 
 
-def resumption(config: Config, state: State, where: str) -> Resumption:
+def resumption(config: Config, state: State, where: str, ranks: int = 1) -> Resumption:
     """The settings of a run that goes on from `state`.
 
     Raises:
         UserError: a setting that changes what is learnt is another one; each with both values.
     """
     # A setting that the checkpoint's version did not have was what it is by default today.
-    before, now = Config().leaves() | state.settings, config.leaves()
+    before, now = Config().leaves() | {RANKS: 1} | state.settings, config.leaves() | {RANKS: ranks}
     kinds = effects()
     reasons = [
         f"{key} was {before[key]!r}, now {now.get(key, 'no setting of this version')!r}"
         for key in sorted(before)
         if kinds.get(key, Effect.TRAINING) is Effect.TRAINING
-        and key not in RULED
+        and key not in (*RULED, RANKS)
         and before[key] != now.get(key)
     ]
     steps, planned = config.train.steps, _number(before, "train.steps", where)
@@ -74,7 +76,7 @@ def resumption(config: Config, state: State, where: str) -> Resumption:
         reasons.append(f"train.steps was {planned}, now {steps}: a plan may grow, not shrink")
     if config.train.legs and list(config.train.legs) != before["train.legs"]:
         reasons.append(f"train.legs was {before['train.legs']}, now {list(config.train.legs)}")
-    accumulation, notes = _accumulation(config, before, where, reasons)
+    accumulation, notes = _accumulation(config, ranks, before, where, reasons)
     if reasons:
         raise UserError(
             f"{where}: its run had other settings: {'; '.join(reasons)}; use another --out, or start a new "
@@ -101,11 +103,11 @@ def _schedule(train: TrainConfig, before: dict[str, Any], planned: int) -> tuple
 
 
 def _accumulation(
-    config: Config, before: dict[str, Any], where: str, reasons: list[str]
+    config: Config, ranks: int, before: dict[str, Any], where: str, reasons: list[str]
 ) -> tuple[int, list[str]]:
-    """Another number of drafters keeps the batches of a step."""
-    drafters, asked = len(config.drafter.devices), config.train.accumulation
-    old_drafters = len(before["drafter.devices"])
+    """Another number of drafters, or of ranks, keeps the batches of a step."""
+    drafters, asked = len(config.drafter.devices) * ranks, config.train.accumulation
+    old_drafters = len(before["drafter.devices"]) * _number(before, RANKS, where)
     old = _number(before, "train.accumulation", where)
     batches = old * old_drafters
     if drafters * asked == batches:

@@ -7,10 +7,10 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from dflash.observe.timeline.log import SpanLog
 from dflash.pipeline import checkpoint
 from dflash.pipeline.checkpoint import NotWritten, State
 from dflash.pipeline.progress import Progress
+
+if TYPE_CHECKING:
+    from dflash.pipeline.drafter_worker import Replica
 
 _POLL_S = 0.01
 _COPY_POLLS = 6000
@@ -37,6 +40,22 @@ def named_state(flat: FlatParameters, buffers: Mapping[str, torch.Tensor]) -> di
     for key in BUFFERS:
         named |= {f"{key}/{name}": tensor for name, tensor in flat.named(buffers[key])}
     return named
+
+
+def restore(replicas: Sequence[Replica], state: State) -> None:
+    """Every replica's weights and moments from a checkpoint.
+
+    Raises:
+        UserError: it is of another drafter.
+    """
+    places = {name: shape for name, (_, shape) in replicas[0].flat.places.items()}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{key}/{name}": tuple(shape) for key in BUFFERS for name, shape in places.items()
+    }
+    checkpoint.check_fits(state, {"steps": (), **shapes})
+    for replica in replicas:
+        with replica.device.active():
+            replica.optimizer.load_state_dict(checkpoint.unflatten(state.tensors))
 
 
 def device_buffers(optimizer: FlatAdamW) -> dict[str, torch.Tensor]:

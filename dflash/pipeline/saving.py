@@ -20,7 +20,8 @@ from dflash.pipeline.heldout import Heldout, metrics
 from dflash.pipeline.history import History
 from dflash.pipeline.last_save import LastSave
 from dflash.pipeline.progress import FOLD_EVERY, Drawn, Progress
-from dflash.pipeline.resume import fingerprint
+from dflash.pipeline.rank_mail import Places
+from dflash.pipeline.resume import RANKS, fingerprint
 from dflash.pipeline.run_folder import CHECKPOINTS
 from dflash.pipeline.saver import CheckpointSaver, Order, mark_best
 from dflash.pipeline.tau import Tau
@@ -37,6 +38,8 @@ class Saving:
         history: takes in what is measured.
         on_error: gets what nobody expected, from the writer's thread.
         spare: where the last checkpoint goes when the run folder's disk is full.
+        ranks: of the run.
+        places: where the ranks of a mixed run stand; None for an ordered one, and for one rank.
 
     Attributes:
         logs: what each drafter of a mixed run appends its draws to; None for an ordered one.
@@ -57,18 +60,22 @@ class Saving:
         spare: Path | None = None,
         heldout: Heldout | None = None,
         tau: Tau | None = None,
+        ranks: int = 1,
+        places: Places | None = None,
     ) -> None:
         self._inputs, self._base, self._observer = inputs, base, observer
         self._folder, self._train = run_dir / CHECKPOINTS, inputs.config.train
         self._history_at, self._history, self._spare = history_at, history, spare
         self.heldout, self.tau = heldout, tau
-        self._batches_per_step = self._train.accumulation * len(replicas)
+        self._batches_per_step = self._train.accumulation * len(replicas) * ranks
         self._samples = fingerprint(inputs.dataset)
-        self._shape, self._settings = asdict(inputs.shape), inputs.config.leaves()
-        self._due = False
+        self._shape, self._settings = asdict(inputs.shape), inputs.config.leaves() | {RANKS: ranks}
+        self._due, self._places = False, places
         ordered = inputs.config.queue.ordered
         self.logs: list[deque[tuple[int, int]]] | None = None if ordered else [deque() for _ in replicas]
-        self._drawn = None if self.logs is None else Drawn(base, self.logs)
+        if places is not None:
+            self.logs = places.logs
+        self._drawn = None if self.logs is None or places is not None else Drawn(base, self.logs)
         self.saver: CheckpointSaver | None = None
         if self._train.checkpoint_every:
             self.saver = CheckpointSaver(
@@ -88,17 +95,28 @@ class Saving:
         if self.saver is not None:
             self.saver.start()
 
-    def boundary(self, worker: DrafterWorker) -> None:
+    def wants_save(self, steps_done: int) -> bool:
+        """Whether `boundary` will take a snapshot there; drafter 0's thread, before that step's end."""
+        every = self._train.checkpoint_every
+        if self.saver is None or steps_done >= self._train.steps:
+            return False
+        return (self._due or steps_done % every == 0) and self.saver.idle
+
+    def boundary(self, worker: DrafterWorker, agreed: bool = False) -> None:
         """Between two steps of drafter 0, in its thread: a snapshot when one is due. Never waits: while the
         one before is being written the next is put off to a later step. Training stands still for `train/tau`
-        alone."""
+        alone.
+
+        Args:
+            agreed: the other ranks note their places here, for a snapshot.
+        """
         steps_done = worker.step_index
         if self._drawn is not None and steps_done % FOLD_EVERY == 0:
             self._drawn.after(steps_done)
         saver, heldout, taken = self.saver, self.heldout, False
         if saver is not None:
             self._due = self._due or steps_done % self._train.checkpoint_every == 0
-            if taken := self._due and saver.idle and steps_done < self._train.steps:
+            if taken := self.wants_save(steps_done) if self._places is None else agreed:
                 self._due = False
                 order = Order(self._progress(steps_done), worker.tokens_done, measured=heldout is not None)
                 worker.copied = saver.take(order)
@@ -170,10 +188,15 @@ class Saving:
         return self.saver.written
 
     def _progress(self, steps_done: int) -> Progress:
+        if self._places is not None:
+            return self._places.own(steps_done)
         if self._drawn is not None:
             return self._drawn.after(steps_done)
         return Progress(steps_done, steps_done * self._batches_per_step)
 
     def _state(self, order: Order, tensors: dict[str, torch.Tensor]) -> State:
         history = (order.history or {}) | {"heldout": order.heldout}
-        return State(order.progress, tensors, self._shape, self._settings, self._samples, history)
+        progress = order.progress
+        if self._places is not None:
+            progress = self._places.merged(progress, self._observer.event)
+        return State(progress, tensors, self._shape, self._settings, self._samples, history)

@@ -77,6 +77,14 @@ class ScalarsLog:
         """Add a drafter's completed vectors, in step order: `(step, vector, plan indices)`."""
         self._queues[drafter].extend(entries)
 
+    def raw(self) -> list[tuple[int, _Row]]:
+        """What has arrived, with its drafter, for somebody else to join; instead of `take`."""
+        rows = []
+        for drafter, queue in enumerate(self._queues):
+            while queue:
+                rows.append((drafter, queue.popleft()))
+        return rows
+
     def take(self, *, final: bool = False) -> list[StepScalars]:
         """The steps that every drafter has reported or passed, in order.
 

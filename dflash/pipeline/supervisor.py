@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dflash.ranks.watch import RankFailed
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -19,6 +21,8 @@ class Failure:
     def line(self) -> str:
         """Who and what, in one line."""
         what = str(self.error).partition("\n")[0]
+        if isinstance(self.error, RankFailed):  # it names somebody else
+            return what
         return f"{self.role} failed: {type(self.error).__name__}: {what}"
 
     def text(self) -> str:

@@ -20,23 +20,24 @@ from dflash.observe.syncs import NO_SCOPES, Scopes, allowed_sync, mark_step
 from dflash.pipeline import checkpoint
 from dflash.pipeline.build import Inputs, build_replica, flops_of, load_targets, threads_per_worker
 from dflash.pipeline.drafter_worker import DrafterWorker, Replica, StepHooks
-from dflash.pipeline.exchange import GradientExchange
 from dflash.pipeline.hand_over import Receiver, through_host
 from dflash.pipeline.heldout import Heldout
 from dflash.pipeline.hidden_queue import SharedHiddenStateQueue
 from dflash.pipeline.history import History
 from dflash.pipeline.last_save import states_are_finite, whole_drafter
-from dflash.pipeline.progress import Progress, RemainingPlan
-from dflash.pipeline.reports import NonFiniteLoss, Reports
-from dflash.pipeline.saver import BUFFERS
+from dflash.pipeline.progress import Progress
+from dflash.pipeline.rank_part import Alone, Among
+from dflash.pipeline.reports import NonFiniteLoss
+from dflash.pipeline.saver import restore
 from dflash.pipeline.saving import Saving
 from dflash.pipeline.scalars import LateScalars
-from dflash.pipeline.scalars_log import ScalarsLog, StepScalars
+from dflash.pipeline.scalars_log import StepScalars
 from dflash.pipeline.supervisor import Supervisor
 from dflash.pipeline.target_worker import TargetWorker
 from dflash.pipeline.tau import Tau, make_tau
 from dflash.pipeline.warmup import warm_up
-from dflash.pipeline.watchdog import Watchdog, Watched, WorkerHung
+from dflash.pipeline.watchdog import Watchdog, Watched, WorkerHung, watched
+from dflash.ranks.world import World
 
 _JOIN_S = 30.0
 _POLL_S = 0.1
@@ -75,6 +76,8 @@ class Trainer:
         resume: a checkpoint to go on from; its settings are those of `inputs.config`, see `resume`.
         keep_scalars: also keep every step's row in memory.
         spare_dir: where the last checkpoint goes when the run folder's disk is full.
+        world: the ranks of the run, of which this process is one; None: it trains alone. Rank 0 restores the
+            checkpoint and saves; on the others `resume` only says where the run stands.
 
     Raises:
         UserError: the checkpoint belongs to another drafter.
@@ -93,6 +96,7 @@ class Trainer:
         save_checkpoints: bool = True,
         keep_scalars: bool = True,
         spare_dir: Path | None = None,
+        world: World | None = None,
     ) -> None:
         self.inputs, self.config, self.run_dir, self.observer = inputs, inputs.config, run_dir, observer
         self.supervisor = Supervisor()
@@ -100,6 +104,7 @@ class Trainer:
         self._scopes, self._hooks, self._save_checkpoints = scopes, hooks, save_checkpoints
         self._keep_scalars, self._spare_dir = keep_scalars, spare_dir
         self._base = resume.progress if resume else Progress()
+        self.part = Alone(self.config) if world is None else Among(self.config, world, self._base)
         self._stop = threading.Event()
         self._build(plan, resume)
 
@@ -112,7 +117,7 @@ class Trainer:
             plan = EpochPlan(
                 inputs.dataset.lengths, config.data.buckets, config.data.batch_size, config.data.seed
             )
-        drafters = len(config.drafter.devices)
+        self.plan, drafters, part = plan, len(config.drafter.devices), self.part
         self._collator = Collator(
             inputs.dataset,
             inputs.geometry,
@@ -123,7 +128,7 @@ class Trainer:
         batches = (config.train.steps - self._base.step) * config.train.accumulation * drafters
         observer = self.observer
         self.prefetcher = BatchPrefetcher(
-            RemainingPlan(plan, self._base),
+            part.plan(plan, self._base),
             self._collated,
             config.data.prefetch,
             stop_index=batches,
@@ -138,11 +143,11 @@ class Trainer:
             drafters=drafters,
             targets=len(config.target.devices),
             per_step=config.train.accumulation,
-            first_index=self._base.floor,
+            first_index=self._base.floor + part.share.place(0),
+            stride=part.ranks * drafters,
             seed=config.train.seed,
         )
-        self.exchange = GradientExchange(drafters)
-        self.scalars = ScalarsLog(drafters, config.drafter.block_size)
+        self.exchange, self.scalars = part.exchange(), part.scalars()
         target_devices, targets = load_targets(config)
         self._targets = targets
         self._target_recorders = [
@@ -150,8 +155,9 @@ class Trainer:
         ]
         self.replicas = [build_replica(inputs, targets[0], index) for index in range(drafters)]
         drafter_devices = [replica.device for replica in self.replicas]
-        if resume is not None:
-            self._restore(resume)
+        if resume is not None and part.first:
+            restore(self.replicas, resume)
+        part.equal_weights(self.replicas)
         share = -(-config.queue.capacity // len(targets))
         self.target_workers = [
             TargetWorker(
@@ -170,7 +176,7 @@ class Trainer:
             )
             for index, (target, device) in enumerate(zip(targets, target_devices, strict=True))
         ]
-        self.reports = Reports(
+        self.reports = part.reports(
             self.scalars,
             observer,
             config.train,
@@ -181,7 +187,7 @@ class Trainer:
             keep=self.result.scalars if self._keep_scalars else None,
         )
         self.result.history = self.reports.history
-        self.saving: Saving | None = self._make_saving() if self._save_checkpoints else None
+        self.saving: Saving | None = self._make_saving() if self._save_checkpoints and part.first else None
         self.drafter_workers = [self._drafter_worker(replica) for replica in self.replicas]
         warm_up(self.target_workers, self.drafter_workers, inputs)
         observer.attach(queue=self.queue, prefetcher=self.prefetcher)
@@ -201,6 +207,8 @@ class Trainer:
             spare=self._spare_dir,
             heldout=self._make_heldout() if self.config.data.heldout else None,
             tau=self._make_tau() if self.config.data.heldout and self.config.train.tau_prompts else None,
+            ranks=self.part.ranks,
+            places=self.part.places,
         )
 
     def _make_heldout(self) -> Heldout:
@@ -217,7 +225,9 @@ class Trainer:
         return tau
 
     def _drafter_worker(self, replica: Replica) -> DrafterWorker:
-        index, config, saving = replica.index, self.config, self.saving
+        index, config = replica.index, self.config
+        saving, places = self.saving, self.part.places
+        logs = self.part.logs(None if saving is None else saving.logs)
         width = self.scalars.width
         replica.device.copies_from(
             [worker.device for worker in self.target_workers] + [other.device for other in self.replicas]
@@ -234,31 +244,24 @@ class Trainer:
             hooks=self._hooks,
             stop=self._stop,
             checkpoint=self._boundary,
+            wants_save=None if saving is None or places is None else saving.wants_save,
             first_step=self._base.step,
-            consumed=saving.logs[index] if saving is not None and saving.logs is not None else None,
+            consumed=None if logs is None else logs[index],
         )
 
-    def _boundary(self, steps_done: int) -> None:
+    def _boundary(self, steps_done: int, save: bool) -> None:
         if self.saving is not None:
-            self.saving.boundary(self.drafter_workers[0])
+            self.saving.boundary(self.drafter_workers[0], save)
+        else:
+            self.part.boundary(steps_done, save)
 
     def _collated(self, spec: BatchSpec) -> Batch:
         with self._scopes.enter("prefetcher"):
             mark_step(spec.index)
             return self._collator(spec)
 
-    def _restore(self, state: checkpoint.State) -> None:
-        flat = self.replicas[0].flat
-        places = {name: shape for name, (_, shape) in flat.places.items()}
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{key}/{name}": tuple(shape) for key in BUFFERS for name, shape in places.items()
-        }
-        checkpoint.check_fits(state, {"steps": (), **shapes})
-        for replica in self.replicas:
-            with replica.device.active():
-                replica.optimizer.load_state_dict(checkpoint.unflatten(state.tensors))
-
     def _wake_all(self) -> None:
+        self.part.fail(self.supervisor.failure)
         self.queue.close()
         self.exchange.close()
         self.prefetcher.close()
@@ -280,6 +283,7 @@ class Trainer:
         """
         self.reports.start()
         self.observer.start()
+        self.part.listen(self.scalars, self.observer, self.supervisor)
         if self._base.step:
             self.observer.event(f"resumed from step {self._base.step}", resumed_from=self._base.step)
         watchdog = self._make_watchdog()
@@ -290,6 +294,7 @@ class Trainer:
             while self.supervisor.running("drafter") and not self.supervisor.stopping.wait(_POLL_S):
                 self.reports.note_stall()
                 self.reports.take()
+                self.part.look_after()
         except BaseException as error:
             self.supervisor.fail("main", error)
         finally:
@@ -308,6 +313,7 @@ class Trainer:
     def _end(self, left: list[str]) -> None:
         """The workers have ended, but for those `left`: count, save what can be saved."""
         result, supervisor = self.result, self.supervisor
+        self.part.end(self.reports, self.drafter_workers[0])
         self._collect_late()
         if supervisor.failure is None and left:
             supervisor.fail("main", RuntimeError(f"workers did not stop: {', '.join(left)}"))
@@ -334,29 +340,22 @@ class Trainer:
 
     def _blame(self, error: NonFiniteLoss) -> None:
         """Say where a NaN began, now that nobody is in a hurry."""
-        batches = [self._collator(self.prefetcher.plan_spec(index)) for index in error.plan_indices]
+        batches = [self._collator(self.plan.spec(index)) for index in error.plan_indices]
         finite = states_are_finite(self._targets[0], self.target_workers[0].device, batches)
         if finite is not None:
             what = "are finite: it began behind the target" if finite else "are not finite: it begins there"
             error.args = (f"{error}; the target's hidden states of these batches {what}",)
 
     def _make_watchdog(self) -> Watchdog:
-        """Whom to look at, and what moves when they do."""
-        prefetcher, counters = self.prefetcher, self.queue.counters
         tau = self.saving.tau if self.saving is not None else None
+        counters = self.queue.counters
 
-        def watched() -> list[Watched]:
+        def now() -> list[Watched]:
+            moves = counters.get_count + (tau.decoded if tau is not None else 0)
             threads = self.supervisor.threads()
-            found = [Watched("prefetcher", prefetcher.thread, "batch", prefetcher.built)]
-            for recorder in self._target_recorders:
-                found.append(Watched(recorder.label, threads[recorder.label], "batch", recorder.step))
-            for drafter in self.drafter_workers:
-                role = f"drafter/{drafter.index}"
-                moves = counters.get_count + (tau.decoded if tau is not None else 0)
-                found.append(Watched(role, threads[role], "step", drafter.step_index, moves))
-            return found
+            return watched(threads, self.prefetcher, self._target_recorders, self.drafter_workers, moves)
 
-        return Watchdog(self.config.train.hang_s, watched, lambda hung: self.supervisor.fail(hung.role, hung))
+        return Watchdog(self.config.train.hang_s, now, lambda hung: self.supervisor.fail(hung.role, hung))
 
     def _start_workers(self) -> None:
         self.prefetcher.start()
@@ -394,4 +393,4 @@ class Trainer:
 
     def sample_ids(self, plan_index: int) -> tuple[int, ...]:
         """Rows of the data set in a batch of the plan."""
-        return self.prefetcher.plan_spec(plan_index).sample_ids
+        return self.plan.spec(plan_index).sample_ids

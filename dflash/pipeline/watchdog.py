@@ -6,13 +6,20 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING
 
 from dflash.data.prefetch import BatchPrefetcher
 from dflash.pipeline.exchange import GradientExchange
 from dflash.pipeline.hidden_queue import BufferPool, SharedHiddenStateQueue
+from dflash.ranks.across import Across
+from dflash.ranks.watch import RankWatch
+
+if TYPE_CHECKING:
+    from dflash.observe.recorder import WorkerRecorder
+    from dflash.pipeline.drafter_worker import DrafterWorker
 
 LOOKS = 10
 """Looks within `train.hang_s`. A process that was stopped meanwhile has had no looks, and has not hung."""
@@ -26,9 +33,13 @@ WAITS: frozenset[CodeType] = frozenset(
         SharedHiddenStateQueue.put,
         BufferPool.take,
         GradientExchange._meet,
+        Across._finish,
+        RankWatch.blame,
     )
 )
 """Where a worker waits for another one."""
+ELSEWHERE: frozenset[CodeType] = frozenset({Across._finish.__code__, RankWatch.blame.__code__})
+"""Where it waits for another rank, whose own watchdog knows why."""
 
 
 class WorkerHung(RuntimeError):
@@ -56,6 +67,27 @@ class Watched:
     moves: int = 0
 
 
+def watched(
+    threads: Mapping[str, threading.Thread],
+    prefetcher: BatchPrefetcher,
+    targets: Sequence[WorkerRecorder],
+    drafters: Sequence[DrafterWorker],
+    moves: int,
+) -> list[Watched]:
+    """All workers of a run now.
+
+    Args:
+        threads: by role.
+        moves: changes when a drafter moves within a step.
+    """
+    found = [Watched("prefetcher", prefetcher.thread, "batch", prefetcher.built)]
+    found += [Watched(one.label, threads[one.label], "batch", one.step) for one in targets]
+    for drafter in drafters:
+        role = f"drafter/{drafter.index}"
+        found.append(Watched(role, threads[role], "step", drafter.step_index, moves))
+    return found
+
+
 @dataclass(frozen=True)
 class View:
     """One look at one worker.
@@ -63,6 +95,7 @@ class View:
     Attributes:
         place: equal in two looks when it has not moved.
         waits: it waits for another worker.
+        elsewhere: it waits for another rank.
     """
 
     role: str
@@ -70,6 +103,7 @@ class View:
     waits: bool
     at: str = ""
     stack: str = ""
+    elsewhere: bool = False
 
 
 class Watch:
@@ -88,7 +122,8 @@ class Watch:
     def look(self, views: Sequence[View]) -> View | None:
         """The worker that has hung, or one of them when all wait for each other; None: the run moves."""
         moved = not views or any(self._places.get(view.role) != view.place for view in views)
-        self._all_waited = self._all_waited + 1 if not moved and all(view.waits for view in views) else 0
+        stuck = all(view.waits for view in views) and not any(view.elsewhere for view in views)
+        self._all_waited = self._all_waited + 1 if stuck and not moved else 0
         for view in views:
             still = not view.waits and self._places.get(view.role) == view.place
             self._still[view.role] = self._still.get(view.role, 0) + 1 if still else 0
@@ -119,6 +154,7 @@ def view(watched: Watched, frame: FrameType | None) -> View:
         inner is not None and inner.f_code in WAITS,
         f"{watched.unit} {watched.count}; it stands at {at}",
         "".join(traceback.format_stack(frames[0])) if frames else "",
+        inner is not None and inner.f_code in ELSEWHERE,
     )
 
 
@@ -135,7 +171,7 @@ class Watchdog:
         self, hang_s: float, watched: Callable[[], Sequence[Watched]], hung: Callable[[WorkerHung], None]
     ) -> None:
         self._hang_s, self._watched, self._hung = hang_s, watched, hung
-        self._watch = Watch()
+        self._watch = Watch(LOOKS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 

@@ -26,7 +26,7 @@ import pytest
 from dflash.config import ObserveConfig
 from dflash.observe.sinks.wandb import ID_FILE, Leg, next_leg
 from tests.observe.wandb_kit import run
-from tests.observe.wandb_kit.reader import OfflineRun, read_file, read_run
+from tests.observe.wandb_kit.reader import HEADER, OfflineRun, read_file, read_run
 from tests.observe.wandb_kit.server import FakeWandb, SilentServer, refusing_url
 from tests.waiting import HANG_S, wait_until
 
@@ -360,7 +360,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 def test_the_reader_refuses_a_damaged_file(offline: tuple[Path, Outcome, OfflineRun], tmp_path: Path) -> None:
     (source,) = offline[0].glob("wandb/*run-*/run-*.wandb")
     data = bytearray(source.read_bytes())
-    data[5000] ^= 0xFF
+    data[2 * HEADER + 1] ^= 0xFF  # of the first chunk's data, behind the file's header and the chunk's
     damaged = tmp_path / "x.wandb"
     damaged.write_bytes(data)
     with pytest.raises(ValueError, match="checksum"):

@@ -73,11 +73,11 @@ def test_while_one_is_written_the_next_is_put_off_and_the_step_goes_on(tmp_path,
     )
     boundary = trainer.saving.boundary
 
-    def release_late(worker):
+    def release_late(worker, agreed):
         if worker.step_index == 20:
             released.set()
             wait_until(lambda: trainer.saving.saver.idle)
-        boundary(worker)
+        boundary(worker, agreed)
 
     trainer.saving.boundary = release_late
     assert len(losses(trainer)) == 30
@@ -290,8 +290,8 @@ def test_what_mixed_drafters_drew_is_folded_as_the_run_goes(tmp_path, monkeypatc
     trainer = small_trainer(tmp_path, "train.steps=11", *mixed)
     longest, boundary = [0], trainer.saving.boundary
 
-    def look(worker):
-        boundary(worker)
+    def look(worker, agreed):
+        boundary(worker, agreed)
         longest[0] = max(longest[0], *map(len, trainer.saving.logs))
 
     trainer.saving.boundary = look

@@ -10,7 +10,9 @@ import pytest
 from dflash.pipeline import watchdog
 from dflash.pipeline.supervisor import WorkerFailed
 from dflash.pipeline.watchdog import LOOKS, View, Watch, Watched, WorkerHung, view
+from dflash.ranks.across import Share
 from tests.pipeline.run import Hooks, losses, small_trainer
+from tests.ranks.worlds import worlds
 from tests.waiting import HANG_S, wait_until
 
 pytestmark = [pytest.mark.timeout(2 * HANG_S), pytest.mark.fault]
@@ -43,6 +45,28 @@ def test_all_that_wait_for_each_other_are_a_hang_too():
     deadlock = [View("target/0", 5, True), View("drafter/0", 5, True)]
     assert looks(Watch(), *[deadlock] * (LOOKS + 1))[-1] == "target/0"
     assert looks(Watch(), *[[]] * (2 * LOOKS)) == [None] * (2 * LOOKS)
+
+
+def test_a_wait_for_another_rank_is_no_hang_of_this_one():
+    elsewhere = [View("target/0", 5, True), View("drafter/0", 5, True, elsewhere=True)]
+    assert looks(Watch(), *[elsewhere] * (3 * LOOKS)) == [None] * (3 * LOOKS)
+
+
+@pytest.mark.parametrize("where", ["agree", "blame"])
+def test_a_drafter_that_waits_for_another_rank_shows_it(where):
+    with worlds(2) as (first, second):
+        waits = (lambda: first.across.agree(Share(1.0, 1, False))) if where == "agree" else first.watch.blame
+        words = () if where == "agree" else ("a connection broke",)
+        thread = threading.Thread(target=waits, args=words, daemon=True)
+        thread.start()
+        seen = lambda: view(Watched("drafter/0", thread, "step", 1), sys._current_frames()[thread.ident])  # noqa: E731
+        wait_until(lambda: seen().elsewhere)
+        assert seen().waits
+        if where == "agree":
+            second.across.agree(Share(1.0, 1, False))
+        else:
+            second.fail("planted")
+        thread.join()
 
 
 def test_a_thread_shows_where_it_stands_and_whether_it_waits():

@@ -34,7 +34,7 @@ def slowest_stage(trainer: Trainer, steps: int) -> float:
     batches_per_step = len(trainer.replicas) * trainer.config.train.accumulation
     cuda = any(replica.device.is_cuda for replica in trainer.replicas)
     collate = Collator(inputs.dataset, inputs.geometry, pin=cuda)
-    batches = [collate(trainer.prefetcher.plan_spec(index)) for index in range(steps * batches_per_step)]
+    batches = [collate(trainer.plan.spec(index)) for index in range(steps * batches_per_step)]
     tokens = sum(batch.tokens for batch in batches)
     # Workers of a role are alike: the first one stands for all, and they share the batches evenly.
     target_s = sum(_target_seconds(trainer.target_workers[0], batches)) / len(trainer.target_workers)

@@ -13,7 +13,7 @@ from dflash.observe.roles import RoleMap
 if TYPE_CHECKING:
     from dflash.observe.state import State
 
-RowKind = Literal["run", "metrics", "live", "train", "event", "summary"]
+RowKind = Literal["run", "metrics", "live", "rank", "train", "event", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Row:
 
     Attributes:
         kind: `run` (first row: the layout), `metrics` (one flush window), `live` (one tick), `train` (scalars
-            of one step), `event` (a line of text: a collector went away), `summary` (last row).
+            of one step), `rank` (a flush window of another rank, its keys begin with `rank1/`), `event` (a
+            line of text: a collector went away), `summary` (last row).
         elapsed_s: time since the observer started.
         step: optimizer step; for `train` the step the scalars belong to, else drafter 0's at the sample.
         values: numbers by key; for `run`, `event` and `summary` anything JSON can hold.
@@ -68,7 +69,7 @@ class Sink:
     """
 
     name: ClassVar[str]
-    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "event", "summary"})
+    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "rank", "train", "event", "summary"})
     close_timeout_s: float = 10.0
     retries: ClassVar[bool] = False
     settles: ClassVar[bool] = False

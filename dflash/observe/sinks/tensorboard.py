@@ -22,7 +22,7 @@ class TensorboardSink(Sink):
     """
 
     name: ClassVar[str] = "tensorboard"
-    kinds: frozenset[RowKind] = frozenset({"metrics", "train", "event"})
+    kinds: frozenset[RowKind] = frozenset({"metrics", "rank", "train", "event"})
     switch: ClassVar[str] = "tensorboard"
     off: ClassVar[Any] = False
 

@@ -51,7 +51,7 @@ class WandbSink(Sink):
     """
 
     name: ClassVar[str] = "wandb"
-    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "train", "event", "summary"})
+    kinds: frozenset[RowKind] = frozenset({"run", "metrics", "rank", "train", "event", "summary"})
     switch: ClassVar[str] = "wandb"
 
     def __init__(self, run: Surroundings) -> None:
@@ -63,6 +63,7 @@ class WandbSink(Sink):
         self._quiet_stats, self._timeout_s = "gpu" in run.sampled, run.config.wandb_timeout_s
         self._excluded = re.compile("|".join(map(fnmatch.translate, run.config.wandb_exclude)) or r"(?!)")
         self._wanted: dict[str, bool] = {}
+        self._ranks = run.roles.ranks
         self._events: deque[str] = deque(maxlen=EVENTS)
         # An `init` under way with its grace period, and a `finish`.
         self.close_timeout_s = 2 * self._timeout_s + 15.0
@@ -99,7 +100,7 @@ class WandbSink(Sink):
 
     def write(self, rows: list[Row]) -> None:
         for row in rows:
-            if row.kind == "metrics":
+            if row.kind in ("metrics", "rank"):
                 values = self._without_excluded(row.values) | {ELAPSED: row.elapsed_s, STEP: row.step}
                 if "train/mfu" in values:  # the one key of its family that comes in these rows
                     values[TRAIN_STEP] = row.step
@@ -181,6 +182,8 @@ class WandbSink(Sink):
         for family in self._families:
             step = TRAIN_STEP if family in ("train", "heldout") else ELAPSED
             run.define_metric(f"{family}/*", step_metric=step)
+        for rank in range(1, self._ranks):
+            run.define_metric(f"rank{rank}/*", step_metric=ELAPSED)
         return run
 
     def _experimental(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +214,8 @@ class WandbSink(Sink):
         """The same keys come every time: each is matched once."""
         wanted = self._wanted
         for key in values.keys() - wanted.keys():
-            wanted[key] = self._excluded.match(key) is None
+            own = re.sub(r"^rank\d+/", "", key)
+            wanted[key] = not (self._excluded.match(key) or self._excluded.match(own))
         return {key: value for key, value in values.items() if wanted[key]}
 
     def _settings_of_run(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def test_each_worker_does_its_share_and_the_weights_stay(tmp_path: Path):
     trainer, _ = subject.trainer(tmp_path)
     before = trainer.replicas[1].flat.working.clone()
     work = Work(trainer, 2)
-    specs = [trainer.prefetcher.plan_spec(index) for index in range(2 * 2 * 2)]
+    specs = [trainer.plan.spec(index) for index in range(2 * 2 * 2)]
     assert work.tokens == sum(trainer._collator(spec).tokens for spec in specs)
     assert (len(work.targets), len(work.drafters)) == (2, 2)
     assert min(work.alone(1).slower, work.beside(1)) > 0.0

@@ -1,0 +1,137 @@
+"""A drafters' step across ranks: all agree that it happens, then their gradients are summed.
+
+The agreement is a gather of five host numbers, so it waits for other *ranks* to have drawn their batches,
+never for a device. No rank enters the sum of the gradients before every rank has said that it is in the step:
+a rank that has failed leaves nobody inside a collective that cannot end."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_POLL_S = 0.0001
+
+
+class RanksClosed(RuntimeError):
+    """The run is stopping; nothing more is agreed or summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one drafter brings to a step, or one rank, or all together.
+
+    Attributes:
+        weight: sum of the slot weights, the loss's denominator.
+        tokens: real context tokens.
+        stop: end the run after this step.
+        save: a checkpoint is taken behind this step.
+    """
+
+    weight: float
+    tokens: int
+    stop: bool
+    save: bool = False
+
+
+def total(shares: Sequence[Share]) -> Share:
+    """All of them together, added in their order."""
+    return Share(
+        sum(share.weight for share in shares),
+        sum(share.tokens for share in shares),
+        any(share.stop for share in shares),
+        any(share.save for share in shares),
+    )
+
+
+class Across:
+    """Owned by the gradient exchange of one rank.
+
+    Args:
+        host: process group for host memory (gloo); used by drafter 0's thread alone.
+        gradients: a process group for each drafter of a rank, since collectives of one group must come in
+            the same order everywhere, and drafters are threads. Drafter d of every rank shares the d-th.
+        polls: their work is done on the host (gloo), so that the caller must wait for its end; NCCL's is
+            enqueued behind the current stream, which then waits for it.
+        blame: what to raise when a group breaks: who has failed. May take seconds; the run is over.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        host: Any,
+        gradients: Sequence[Any],
+        *,
+        polls: bool,
+        blame: Callable[[str], BaseException],
+    ) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._host, self._gradients, self._polls, self._blame = host, gradients, polls, blame
+        self._mine = torch.zeros(4, dtype=torch.float64)
+        self._all = torch.zeros(ranks, 4, dtype=torch.float64)
+        self._rows = list(self._all.unbind(0))
+        self._closed = False
+
+    def agree(self, share: Share) -> Share:
+        """Every rank's share added up, the same numbers on each; waits until all have called.
+
+        Raises:
+            RanksClosed: this rank is stopping.
+            Exception: what `blame` gives, when another rank has failed.
+        """
+        self._mine[0], self._mine[1] = share.weight, share.tokens
+        self._mine[2], self._mine[3] = share.stop, share.save
+        self._finish(lambda: self._host.allgather([self._rows], [self._mine]))
+        rows = self._all.tolist()  # sync: ok, host memory
+        return total([Share(row[0], int(row[1]), bool(row[2]), bool(row[3])) for row in rows])
+
+    def add(self, drafter: int, gradient: torch.Tensor) -> None:
+        """Sum `gradient`, one-dimensional on the drafter's device, over the ranks, in place. With NCCL the
+        current stream waits, and the host does not.
+
+        Raises:
+            as `agree`.
+        """
+        group = self._gradients[drafter]
+        if self._polls:
+            self._finish(lambda: group.allreduce([gradient]))
+        else:
+            group.allreduce([gradient]).wait()
+
+    def broadcast(self, drafter: int, tensor: torch.Tensor) -> None:
+        """Rank 0's values, in place; before the first step."""
+        group = self._gradients[drafter]
+        if self._polls:
+            self._finish(lambda: group.broadcast([tensor]))
+        else:
+            group.broadcast([tensor]).wait()
+
+    def close(self) -> None:
+        """End every wait."""
+        self._closed = True
+
+    def _finish(self, start: Callable[[], Any]) -> None:
+        """Begin a collective and wait for its end on the host, so that closing or a failed rank ends it."""
+        try:
+            work = start()
+            while not work.is_completed():
+                if self._closed:
+                    raise RanksClosed
+                time.sleep(_POLL_S)
+            work.wait()
+        except RanksClosed:
+            raise
+        except RuntimeError as error:
+            if self._closed:
+                raise RanksClosed from None
+            raise self._blame(_in_short(str(error))) from error
+
+
+def _in_short(text: str) -> str:
+    """What gloo says, without its source file and its advice."""
+    return re.sub(r"^\[[^]]*\] ", "", text.partition("\n")[0]).partition(". ")[0]

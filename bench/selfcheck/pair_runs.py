@@ -29,8 +29,9 @@ from steptime.records.pairs import ALL, Layer, Pair, Segment
 from steptime.records.types import ExitCode, Verdict, log_ratio, slowdown_percent
 from steptime.statistics.design import TOGETHER, Draw, draws, shares_for
 from steptime.statistics.effects import Sample, redraw, total
-from steptime.statistics.judging import Budgets, Evidence, Judgement, Observed, judge, judge_gate
+from steptime.statistics.judging import Budgets, Evidence, Judgement, judge, judge_gate
 from steptime.statistics.observed import observe
+from steptime.statistics.one_switch import Observed
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, Layer, int], Floats]
@@ -182,7 +183,7 @@ def stored_halves(files: Sequence[Path]) -> dict[Layer, Floats]:
             raise UserError(f"{file}: holds no pairs; give it receipts of overhead") from error
         for layer in Layer:
             rows = [
-                [np.log(half.seconds / half.tokens) for half in (pair.first, pair.second)]
+                [np.log((half.seconds - half.control_s) / half.tokens) for half in (pair.first, pair.second)]
                 for pair in pairs
                 if pair.layer is layer
             ]

@@ -19,8 +19,9 @@ from steptime.machine import state
 from steptime.records.pairs import ALL, Layer, Pair, Segment
 from steptime.records.strict_json import explain
 from steptime.records.types import STRICT, MachineState, slowdown_percent
-from steptime.statistics.judging import Budgets, Evidence, Judgement, Observed, judge
+from steptime.statistics.judging import Budgets, Evidence, Judgement, judge
 from steptime.statistics.observed import observe
+from steptime.statistics.one_switch import Observed
 from steptime.subjects.injection import Injection, parse_injection
 
 SIGNIFICANT: Final = 9

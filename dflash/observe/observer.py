@@ -115,6 +115,11 @@ class Observer:
             self._sources.recorders.append(recorder)
         return recorder
 
+    @property
+    def recorders(self) -> tuple[WorkerRecorder, ...]:
+        """The recorders made so far, in that order."""
+        return tuple(self._sources.recorders)
+
     def attach(self, queue: Any = None, prefetcher: Any = None) -> None:
         """The shared queue and the prefetcher, for the collectors that read them. Throws all switches
         again."""

@@ -205,6 +205,7 @@ def run_overhead(
         options.time_s,
         seed=options.seed,
         together=options.together,
+        control=not options.quick,
         end_s=started + QUICK_END_S if options.quick and options.minutes is None else None,
     )
     pending = count.start(counted_arms(asked, quick=options.quick)) if count is not None else None
@@ -278,6 +279,7 @@ def make_receipt(
         collector_budget_percent=half,
         reasons=judgement.reasons,
         placebo=None if placebo is None else SwitchCost(PLACEBO, placebo, half, Verdict.UNRESOLVED),
+        control=found.control,
         cross_check_percent={} if options.together else found.squares,
         seconds_per=dict(run.seconds_per),
         lengths=None if run.lengths is None else SegmentLengths(run.lengths.steps, run.lengths.settled_steps),

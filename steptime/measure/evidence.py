@@ -8,8 +8,9 @@ from steptime.measure.run import Measured
 from steptime.records.pairs import ALL
 from steptime.records.types import OFF, ExactCounts
 from steptime.statistics.counts import difference
-from steptime.statistics.judging import Evidence, Observed
+from steptime.statistics.judging import Evidence
 from steptime.statistics.observed import Observations
+from steptime.statistics.one_switch import Observed
 
 
 def evidence(
@@ -48,6 +49,7 @@ def evidence(
         loss_notes=_loss_notes(measured),
         counted=bool(counts),
         only_together=asked.together,
+        control=found.control,
     )
 
 

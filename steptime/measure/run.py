@@ -42,6 +42,7 @@ class Asked:
     Attributes:
         switches: what is judged, without the placebo.
         together: all of them as one, none by itself.
+        control: beside them the control, where the subject has one and there are several switches.
         budget_percent: of all together; by it the time is judged.
         time_s: most seconds of pairs.
         end_s: time on the clock at which all should be over: what building took beyond its share, measuring
@@ -53,6 +54,7 @@ class Asked:
     time_s: float
     seed: int = 0
     together: bool = False
+    control: bool = False
     end_s: float | None = None
 
 
@@ -300,7 +302,9 @@ def _conductor(
         questions = 1.0 if single else together
         soon_s = first_part_s(lengths_s, run_s, questions)
         shares = shares_for(lengths_s, soon_s, questions, best)
-        return draws(asked.switches, asked.seed, lengths_s, shares=shares, together=together)
+        several = not single and not asked.together
+        control = asked.control and several and getattr(subject, "controlled", False)
+        return draws(asked.switches, asked.seed, lengths_s, shares=shares, together=together, control=control)
 
     conductor = Conductor(
         switches=(*asked.switches, PLACEBO),

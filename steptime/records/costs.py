@@ -55,6 +55,22 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownCost:
+    """The control of a run: what it lost beside what was measured of it.
+
+    Attributes:
+        percent: of the throughput, by the control's own clock.
+        p_value: p of "it was measured as what it is, within a tenth", two-sided; small: it was not.
+    """
+
+    __pydantic_config__ = STRICT
+
+    percent: float
+    estimate: Estimate
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True)
 class SwitchCost:
     """What was said of one switch, or of all together (`name` = "all").
 

@@ -15,6 +15,8 @@ from steptime.records.types import STRICT
 
 PLACEBO: Final = "placebo"
 """A switch that does nothing. It is measured like the others, and shows the noise."""
+CONTROL: Final = "control"
+"""A switch that loses a known time in each step. What is measured of it is held against what it lost."""
 
 
 class Layer(enum.StrEnum):
@@ -74,6 +76,7 @@ class Segment:
             laid beside it.
         step_seconds: wall time of each step, `[steps]`; empty when only the whole was timed.
         tick_s: time that the forced tick or flush itself took, 0 in the path layer.
+        control_s: time that the control lost in it, by its own clock; 0 where it was off.
     """
 
     __pydantic_config__ = STRICT
@@ -86,6 +89,7 @@ class Segment:
     first_step: int = 0
     step_seconds: tuple[float, ...] = ()
     tick_s: float = 0.0
+    control_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from steptime.errors import UserError
 from steptime.records import receipt_1
-from steptime.records.costs import SwitchCost
+from steptime.records.costs import KnownCost, SwitchCost
 from steptime.records.pairs import Layer, Pair
 from steptime.records.strict_json import parse
 from steptime.records.types import (
@@ -87,6 +87,7 @@ class Receipt:
         collectors: what was said of each switch, in table order; the placebo is apart.
         all: of all together (gate: of head).
         placebo: of the switch that does nothing; it shows the noise.
+        control: of the switch that loses a known time; None: the run had none.
         cross_check_percent: least squares over pairs of both questions, (cost, standard error), percent; it
             takes costs to add up.
         headline: the strongest true statement.
@@ -120,6 +121,7 @@ class Receipt:
     reasons: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
     placebo: SwitchCost | None = None
+    control: KnownCost | None = None
     cross_check_percent: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds_per: dict[Layer, float] = field(default_factory=dict)
     lengths: SegmentLengths | None = None

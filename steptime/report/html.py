@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from steptime.records.costs import Estimate
-from steptime.records.pairs import PLACEBO, Segment
+from steptime.records.pairs import CONTROL, PLACEBO, Segment
 from steptime.records.receipt import Receipt
 from steptime.records.types import OFF, ExactCounts
 from steptime.report import formatting, markdown, terminal
@@ -182,7 +182,7 @@ def segment_chart(receipt: Receipt) -> Markup | None:
     ranked = sorted(values)
     low, high = ranked[int(0.02 * len(ranked))], ranked[min(len(ranked) - 1, int(0.98 * len(ranked)))]
     low, high = low - 0.1 * (high - low + 1), high + 0.1 * (high - low + 1)
-    everything = set().union(*(segment.on for segment in found)) - {PLACEBO}
+    everything = set().union(*(segment.on for segment in found)) - {PLACEBO, CONTROL}
     dots = [
         Dot(
             place,

@@ -13,6 +13,7 @@ from steptime.records.pairs import PLACEBO
 from steptime.records.receipt import Receipt
 from steptime.records.types import Verdict
 from steptime.report import formatting
+from steptime.statistics.control import told
 
 STYLES = {
     Verdict.WITHIN: "32",
@@ -105,6 +106,8 @@ def facts(receipt: Receipt) -> list[tuple[str, str]]:
             else f" for all, {formatting.mde(receipt.collectors)} for each"
         )
         rows.append(("would find", f"{formatting.mde([receipt.all])}{each} (in 95 of 100 runs)"))
+    if receipt.control is not None:
+        rows.append(("control", told(receipt.control)))
     rows += [("losses", formatting.losses(receipt)), ("exact counts", exact_line(receipt))]
     rows += [("added at", text) for text in formatting.added_syncs(receipt)]
     if not gate:

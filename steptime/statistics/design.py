@@ -5,6 +5,9 @@ on. So each pair tells something about every switch, and whatever a pair's noise
 of a switch by that coin alone. The order inside a pair is random by the same coins. In a pair that is drawn
 for all together, one coin says which half has them all and the placebo has a coin of its own.
 
+The control is on in the path's pairs for each alone: what is said of all together, and the throughput with
+all off, never see it. Its coins are of a stream of their own, so all else is drawn as without it.
+
 Coins serve however few pairs there are. Hadamard blocks would balance the switches exactly, but only a coin
 per block and switch would be left to chance, so nothing could be said at 5% below five blocks (40 pairs of
 seven switches), where eight pairs with coins can."""
@@ -17,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.records.pairs import PLACEBO, Layer, Question
+from steptime.records.pairs import CONTROL, PLACEBO, Layer, Question
 
 TOGETHER: Final = 0.5
 """Share of the pairs that are drawn for all together. The verdict of a run is about all of them, and a half
@@ -33,6 +36,7 @@ SPARE: Final = 1.25
 """So much more than the fewest pairs is planned for: a run ends up to half a block before its time, and a
 pilot may take a pair to be shorter than it is."""
 
+_STREAM: Final = 0xC0
 
 FIRST_PART: Final = 0.25
 """Part of a run in which the fewest pairs of each layer are taken, where they fill no more than this share of
@@ -116,6 +120,7 @@ def draws(
     shares: Mapping[Layer, float] = SHARES,
     together: float = TOGETHER,
     placebo: bool = True,
+    control: bool = False,
 ) -> Iterator[Draw]:
     """Endless pairs; the same arguments give the same ones.
 
@@ -129,9 +134,11 @@ def draws(
         shares: share of the time of each layer.
         together: share of the pairs drawn for all together, in [0, 1]. A single switch is all of them, and
             its pairs are all drawn for each.
+        control: with the control.
 
     Raises:
-        ValueError: no switch, one named twice or like the placebo, no layer, or `together` outside [0, 1].
+        ValueError: no switch, one named twice or like the placebo (or the control), no layer, or `together`
+            outside [0, 1].
     """
     columns = (*switches, *((PLACEBO,) if placebo else ()))
     if not switches or len(set(columns)) != len(columns):
@@ -139,7 +146,9 @@ def draws(
     if not lengths_s or not 0.0 <= together <= 1.0:
         raise ValueError("at least one layer is needed, and a share of pairs for all together in [0, 1]")
     share_together = together if len(switches) > 1 else 0.0
-    generator = np.random.default_rng(seed)
+    if control and CONTROL in switches:
+        raise ValueError(f"no switch may be named {CONTROL!r} beside the control")
+    generator, of_control = np.random.default_rng(seed), np.random.default_rng([seed, _STREAM])
     spent = dict.fromkeys(lengths_s, 0.0)
     taken = dict.fromkeys(lengths_s, 0)
     while True:
@@ -153,4 +162,10 @@ def draws(
         else:
             question = Question.EACH
         first = frozenset(name for name, heads in zip(columns, coins, strict=True) if heads)
-        yield Draw(layer, question, first, frozenset(columns) - first)
+        second = frozenset(columns) - first
+        if control and layer is Layer.PATH and question is Question.EACH:
+            if of_control.integers(0, 2):
+                first |= {CONTROL}
+            else:
+                second |= {CONTROL}
+        yield Draw(layer, question, first, second)

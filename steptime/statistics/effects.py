@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steptime.records.costs import Estimate, LayerCosts
-from steptime.records.pairs import ALL, PLACEBO, Layer, Pair, Question
+from steptime.records.pairs import ALL, CONTROL, PLACEBO, Layer, Pair, Question
 from steptime.records.types import log_ratio, slowdown_percent
 from steptime.statistics.design import MIN_PAIRS
 
@@ -111,14 +111,15 @@ def sample(
     seconds_per: float = 0.0,
 ) -> Sample:
     """The pairs of one layer and question. Of pairs drawn for all together the columns are "all" and the
-    placebo, else the switches and the placebo."""
+    placebo, else the switches, the placebo and the control."""
     chosen = [pair for pair in pairs if pair.layer is layer and pair.question is question]
     together = question is Question.TOGETHER
-    columns = [*([ALL] if together else switches), PLACEBO]
+    extra = [PLACEBO, *_control_of(switches)]
+    columns = [*([ALL] if together else switches), *extra]
     signs = [[pair.sign(switches[0] if name == ALL else name) for name in columns] for pair in chosen]
     table = np.array(signs, dtype=np.float64).reshape(len(chosen), len(columns))
-    # A run without a placebo has no such column.
-    kept = [i for i in range(len(columns)) if columns[i] != PLACEBO or table[:, i].any()]
+    # A run without a placebo, or a layer without the control, has no such column.
+    kept = [i for i in range(len(columns)) if i < len(columns) - len(extra) or table[:, i].any()]
     return Sample(
         layer,
         tuple(columns[i] for i in kept),
@@ -126,6 +127,11 @@ def sample(
         table[:, kept],
         seconds_per,
     )
+
+
+def _control_of(switches: Sequence[str]) -> list[str]:
+    """A user's own switch may have the control's name; such a run has no control."""
+    return [] if CONTROL in switches else [CONTROL]
 
 
 def launches(pairs: Iterable[Pair], switch: str, seconds_per: Mapping[Layer, float]) -> Sample:
@@ -293,7 +299,7 @@ def estimates(
     seed: int = 0,
     redraws: int = REDRAWS,
 ) -> dict[str, Estimate]:
-    """What each switch (EACH) or all of them (TOGETHER) cost, and the placebo, over all layers.
+    """What each switch (EACH) or all of them (TOGETHER) cost, and the placebo, over all layers; no control.
 
     Empty when a layer has fewer than MIN_PAIRS pairs of the question.
 
@@ -306,7 +312,8 @@ def estimates(
         return {}
     exact = len(samples) == 1
     parts = [redraw(one, 8 * seed + place, exact=exact, rows=redraws) for place, one in enumerate(samples)]
-    return {name: total(parts, name, budgets_percent[name]) for name in samples[0].names}
+    asked = [name for name in samples[0].names if name in budgets_percent]
+    return {name: total(parts, name, budgets_percent[name]) for name in asked}
 
 
 def estimate_launches(
@@ -341,7 +348,8 @@ def least_squares(
     questions at once: the cross-check. It takes costs to add up, and noise of pairs to be independent.
 
     Empty when a layer has too few pairs for it."""
-    columns = [*switches, PLACEBO]
+    controls = [name for name in _control_of(switches) if any(pair.sign(name) for pair in pairs)]
+    columns = [*switches, PLACEBO, *controls]
     cost, square = np.zeros((2, len(columns) + 1))
     for layer, every in seconds_per.items():
         chosen = [pair for pair in pairs if pair.layer is layer]
@@ -360,4 +368,5 @@ def least_squares(
     return {
         name: (slowdown_percent(cost[i]), 100.0 * float(square[i]) ** 0.5)
         for i, name in enumerate([*columns, ALL])
+        if name not in controls
     }

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from scipy.stats import norm
 
-from steptime.records.pairs import Layer, Pair
+from steptime.records.pairs import CONTROL, Layer, Pair
 from steptime.records.types import log_ratio
 from steptime.statistics.design import MIN_PAIRS, SHARES, TOGETHER
 from steptime.statistics.effects import ALPHA, loss
@@ -33,10 +33,13 @@ def z_both(power: float = POWER) -> float:
 
 
 def spreads(pairs: Sequence[Pair], seconds_per: Mapping[Layer, float]) -> dict[Layer, float]:
-    """Root mean square of y of each layer, log units; a layer below MIN_PILOT pairs is left out."""
+    """Root mean square of y of each layer, log units; a layer below MIN_PILOT pairs is left out.
+    Pairs with the control, whose cost is no noise, do not count."""
     found: dict[Layer, float] = {}
     for layer, every in seconds_per.items():
-        losses = np.array([loss(pair, every) for pair in pairs if pair.layer is layer])
+        losses = np.array(
+            [loss(pair, every) for pair in pairs if pair.layer is layer and not pair.sign(CONTROL)]
+        )
         if len(losses) >= MIN_PILOT:
             found[layer] = float(np.sqrt(np.mean(losses**2)))
     return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from steptime.records.costs import Estimate
+from steptime.records.costs import Estimate, KnownCost
 from steptime.records.pairs import ALL, PLACEBO, Layer, Pair, Question
+from steptime.statistics.control import known_cost
 from steptime.statistics.design import MIN_PAIRS
 from steptime.statistics.effects import REDRAWS, estimates, least_squares
 from steptime.statistics.judging import Budgets
@@ -20,6 +21,7 @@ class Observations:
     incomplete: which pairs are too few, one line each.
     squares: the cross-check, (percent, standard error) by name, "all" being the sum of the collectors.
     losses_equal: over all pairs; None: some pair has no losses.
+    control: None: the run had none.
     """
 
     collectors: dict[str, Estimate]
@@ -28,6 +30,7 @@ class Observations:
     incomplete: tuple[str, ...]
     squares: dict[str, tuple[float, float]]
     losses_equal: bool | None
+    control: KnownCost | None = None
 
 
 def observe(
@@ -70,6 +73,7 @@ def observe(
         incomplete=tuple(_too_few(pairs, questions, seconds_per)),
         squares=least_squares(pairs, switches, seconds_per),
         losses_equal=_losses_equal(pairs),
+        control=known_cost(pairs, switches, seed, redraws),
     )
 
 

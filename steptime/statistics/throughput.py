@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from scipy import special
 
-from steptime.records.pairs import PLACEBO, Layer, Pair, Question, Segment
+from steptime.records.pairs import CONTROL, PLACEBO, Layer, Pair, Question, Segment
 from steptime.records.types import Throughput
 
 BATCHES: Final = 10
@@ -28,13 +28,13 @@ def off_segments(pairs: Iterable[Pair], process: int | None = None) -> list[Segm
 
 
 def on_segments(pairs: Iterable[Pair], switch: str) -> list[Segment]:
-    """Path halves that have the switch on, in the order taken."""
+    """Path halves that have the switch on, and not the control, in the order taken."""
     return [
         segment
         for pair in pairs
         if pair.layer is Layer.PATH
         for segment in (pair.first, pair.second)
-        if switch in segment.on
+        if switch in segment.on and (switch == CONTROL or CONTROL not in segment.on)
     ]
 
 

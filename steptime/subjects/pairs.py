@@ -40,6 +40,8 @@ class PairSubject(Protocol):
         devices: names of the devices that it works on.
         pilot_switch: one more, which loses what a wait for the device in each step loses; None where no host
             runs ahead of its device, so that nothing hides in short segments.
+        controlled: true where it obeys the switch `CONTROL` too, which is none of its `switches`, and says
+            what that lost; a subject need not have it.
     """
 
     name: str
@@ -153,6 +155,7 @@ class PairStepper:
         requests: taken one by one, only when the last segment is done.
         hands: the subject's.
         marks, clock_ns: how boundaries are timed; a simulated subject brings its own.
+        control_s: seconds that the control has lost since it was last asked.
 
     Attributes:
         pause_step: the next step at whose boundary everything stands still.
@@ -168,7 +171,9 @@ class PairStepper:
         hands: Hands,
         marks: Marks | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        control_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._control_s = control_s
         self._requests, self._on_segment, self._hands = requests, on_segment, hands
         self._clock_ns = clock_ns
         self._marks: Marks = marks or HostMarks(clock_ns)
@@ -232,6 +237,7 @@ class PairStepper:
         self._first_step, self._rested_ns = step + 1, 0
         self.pause_step = step + request.steps
         self._hands.ready(request, step)
+        self._control_s()  # what lead-in steps lost belongs to no segment
         self._marks.begin()
         if request.layer is not Layer.PATH:
             self._began_ns = self._clock_ns()
@@ -257,6 +263,7 @@ class PairStepper:
                 first_step=self._first_step,
                 step_seconds=each,
                 tick_s=tick_s,
+                control_s=self._control_s(),
             )
         )
 

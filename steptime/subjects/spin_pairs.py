@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from steptime.machine import cores
-from steptime.records.pairs import PLACEBO, Layer, Request
+from steptime.records.pairs import CONTROL, PLACEBO, Layer, Request
+from steptime.subjects.control import ControlLoss
 from steptime.subjects.injection import Injection, Place
 from steptime.subjects.pairs import OnSegment, PairStepper, Stretch, Wanted
 from steptime.subjects.protocol import SubjectResult, busy_wait
@@ -98,6 +99,7 @@ class SpinPairs:
         self.groups = self.warmup = groups
         self.devices: tuple[str, ...] = ("cpu",)
         self.pilot_switch: str | None = None
+        self.controlled = True
         self._crash_with, self._corrupt = crash_with, corrupt
         self._shares = batch_shares(groups)
         self._on: frozenset[str] = frozenset()
@@ -114,9 +116,11 @@ class SpinPairs:
         self._clock: Callable[[], int] = time.perf_counter_ns
         self._lose: Callable[[int], object] = busy_wait
         self._work: Callable[[int], object] = self._hash
+        self.control = ControlLoss()
         if noise is not None:
             simulated, level = SimulatedClock(), levels(noise)
             self._clock, self._lose = simulated, simulated.advance
+            self.control = ControlLoss(simulated.advance)
             self._work = lambda group: simulated.advance(1e9 * step_s * self._shares[group] * next(level))
 
     def open(self) -> None:
@@ -143,6 +147,7 @@ class SpinPairs:
             on_segment=on_segment,
             hands=self,
             clock_ns=self._clock,
+            control_s=lambda: self.control.take_s(),
         )
         losses: list[tuple[int, float]] = []
         step = 0
@@ -170,6 +175,8 @@ class SpinPairs:
             if name in self._on and (share := self.costs[name].path):
                 self._pay(name, worked_ns * share / (1.0 - share))
                 worked_ns = self._clock() - began_ns
+        if CONTROL in self._on:
+            self.control.pay(worked_ns)
         self._pay_due()
         if self._flushes >= 0:
             self._tick_by_clock()

@@ -43,12 +43,13 @@ def measured(
     seed: int = 0,
     speed: float = 1.0,
     layers: Sequence[Layer] = tuple(Layer),
+    control: tuple[float, float] | None = None,
 ) -> Measured:
     """A clean run; `costs`: share of the time of a collector, in each layer alike. `speed` multiplies tokens
-    per second."""
+    per second; `control` as in `pairs_of`."""
     rng = np.random.default_rng(seed)
     halves = rng.normal(0.0, noise, 2 * pairs)
-    found = pairs_of(collectors, halves, costs or {}, seed, layers=layers)
+    found = pairs_of(collectors, halves, costs or {}, seed, layers=layers, control=control)
     return Measured(
         subject="made up",
         asked=Asked(collectors, 1.0, 240.0, seed),
@@ -111,6 +112,7 @@ def receipt_of(
         reasons=judgement.reasons,
         accepted=judgement.accepted,
         placebo=found.placebo and SwitchCost(PLACEBO, found.placebo, 0.5, Verdict.UNRESOLVED),
+        control=found.control,
         cross_check_percent=found.squares,
         seconds_per=made.seconds_per,
         lengths=SegmentLengths({Layer.PATH: 1, Layer.TICK: 2, Layer.FLUSH: 3}),

@@ -53,7 +53,8 @@ def receipt(made: Measured, **changes: object) -> Receipt:
 
 
 def within() -> Receipt:
-    return receipt(measured())
+    """With a control that was found."""
+    return receipt(measured(control=(0.02, 0.02)))
 
 
 def unresolved() -> Receipt:

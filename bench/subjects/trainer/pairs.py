@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.subjects.trainer import harness as shared
+from bench.subjects.trainer.control import Controls
 from bench.subjects.trainer.groups import GroupPlan
 from bench.subjects.trainer.injected import Injected, InjectedSink
 from bench.subjects.trainer.stage_speed import slowest_stage
 from dflash.config import Config
 from dflash.observe.accounting import Account
 from steptime.machine.cores import OwnCores
-from steptime.records.pairs import PLACEBO, Layer, Request
+from steptime.records.pairs import CONTROL, PLACEBO, Layer, Request
 from steptime.regions import CompileWatch
 from steptime.subjects.injection import Injection, Place
 from steptime.subjects.pairs import OnSegment, PairStepper, Stretch, Wanted
@@ -82,6 +83,9 @@ class PairTrainer:
             self._planted.append(wait)
         own = [collector.name for collector in COLLECTORS]
         planted = tuple(one.name for one in self._planted if one.name != self.pilot_switch)
+        # On a GPU a wait of the host hides behind its device, and one of the stream was never tried.
+        self.controlled = self.pilot_switch is None
+        self.controls = Controls()
         self.collectors = (*own, *planted, *(one.name for one in self._injections))
         self.switches = (*self.collectors, PLACEBO)
         self.layers: Mapping[str, frozenset[Layer]] = (
@@ -136,6 +140,8 @@ class PairTrainer:
         )
         for plant in self._planted:
             plant.install(self.trainer)
+        if self.controlled:
+            self.controls.hang(self.observer.recorders)
         for one in self._injections:
             built = self.observer.add(partial(Injected, injection=one))
             assert isinstance(built, Injected)
@@ -168,6 +174,7 @@ class PairTrainer:
             on_segment=on_segment,
             hands=self,
             marks=shared.CudaMarks(device) if device.is_cuda else HostMarks(),
+            control_s=self.controls.take_s,
         )
         observer.hold_clock()
         self._throw(COLLECTORS.names)  # the warm-up is theirs, too
@@ -230,6 +237,7 @@ class PairTrainer:
         if request.layer is Layer.PATH:
             self._throw(request.on)
             self._primed = False
+        self.controls.throw(CONTROL in request.on)
         # Young objects only: everything older was frozen, so this is cheap, and no half inherits another's
         # garbage.
         gc.collect()
@@ -326,6 +334,7 @@ class PairTrainer:
             self._step_s = (now - self._step_s) / self.groups
             for one in self._injected:
                 one.set_turns(self._step_s, self.plan.per_step)
+            self.controls.set_turns(self._step_s, self.plan.per_step)
 
 
 def _wait(done: Callable[[], bool]) -> None:

@@ -28,7 +28,7 @@ from dflash.observe.histogram import RING
 from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.roles import RoleMap
 from dflash.observe.sinks.base import Row
-from steptime.records.pairs import PLACEBO, Layer, Pair, Question, Request, Segment
+from steptime.records.pairs import CONTROL, PLACEBO, Layer, Pair, Question, Request, Segment
 from steptime.subjects.group_losses import check_pair_losses
 from steptime.subjects.injection import Injection, Place
 from steptime.subjects.pairs import Stretch, Wanted
@@ -458,6 +458,26 @@ def test_injected_costs_are_paid_by_the_real_workers(tmp_path: Path) -> None:
     assert set(target[2]) == {"target/0"}
     assert target[0]["target/0"] == target[1]["target/0"] == 0
     assert target[2]["target/0"] > 0
+
+
+def test_the_control_is_paid_by_every_worker_in_its_segments_alone_and_in_no_account(tmp_path: Path) -> None:
+    subject = PairTrainer(small_config(tmp_path, "observe.tick_s=0.02", "observe.flush_s=0.1"))
+    on = frozenset({CONTROL, "batch"})
+    wanted = [Stretch(1), Request(on, 4, 0), Request(NONE, 4, 0), Request(on, 2, 1)]
+    wanted += [Request(frozenset({"batch"}), 2, 1, Layer.TICK), Request(on, 1, 1)]
+    taken, result = run(subject, wanted)
+    on_s = {wait.role: wait.turn_ns * 1e-9 * 2 / 98 for wait in subject.controls.waits}
+    assert set(on_s) == {"target", "drafter"}
+    least_s = min(on_s.values())
+    assert [segment.control_s > 0 for segment in taken] == [True, False, True, False, True]
+    for segment in taken:
+        assert segment.control_s == 0 or segment.control_s >= segment.steps * least_s
+        assert segment.control_s < segment.seconds
+    assert subject.controlled
+    assert CONTROL not in (*subject.switches, *subject.collectors)
+    assert result.accounted_percent is not None
+    assert CONTROL not in result.accounted_percent
+    assert result.faults == ()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from steptime.records.pairs import Layer, Pair, Segment
+from steptime.records.pairs import CONTROL, Layer, Pair, Segment
 from steptime.statistics.design import Draw, draws
 
 SECONDS_PER = {Layer.PATH: 0.0, Layer.TICK: 1.0, Layer.FLUSH: 10.0}
@@ -25,18 +25,22 @@ def pair_of(
     costs: Mapping[str, float],
     process: int = 0,
     interaction: float = 0.0,
+    control: tuple[float, float] = (0.0, 0.0),
 ) -> Pair:
     """`noise`: log units of the two halves. `costs`: by switch, the same share of the time in each layer.
-    `interaction`: of the first two switches named in `costs`, when both are on."""
+    `interaction`: of the first two switches named in `costs`, when both are on. `control`: what it takes, and
+    what it says it takes, log units."""
 
     def half(on: frozenset[str], extra: float) -> Segment:
         cost = sum(costs.get(name, 0.0) for name in on)
         cost += interaction * (set(list(costs)[:2]) <= on)
+        taken, said = control if CONTROL in on else (0.0, 0.0)
         if draw.layer is Layer.PATH:
-            seconds = STEP_S * np.exp(extra + cost)
+            seconds = STEP_S * np.exp(extra + cost + taken)
         else:
             seconds = STEP_S * np.exp(extra) + cost * SECONDS_PER[draw.layer]
-        return Segment(tuple(sorted(on)), 1, TOKENS, float(seconds))
+        lost_s = float(seconds * -np.expm1(-said))
+        return Segment(tuple(sorted(on)), 1, TOKENS, float(seconds), control_s=lost_s)
 
     return Pair(
         number, draw.layer, draw.question, half(draw.first, noise[0]), half(draw.second, noise[1]), process
@@ -52,12 +56,17 @@ def pairs_of(
     layers: Iterable[Layer] = (Layer.PATH,),
     together: float = 0.5,
     interaction: float = 0.0,
+    control: tuple[float, float] | None = None,
 ) -> list[Pair]:
-    """As many pairs as `noise` has halves of; each layer gets as many as another."""
+    """As many pairs as `noise` has halves of; each layer gets as many as another. `control` as in `pair_of`;
+    None: there is none."""
     lengths = {layer: LENGTHS[layer] for layer in layers}
     halves = noise[: len(noise) // 2 * 2].reshape(-1, 2)
-    drawn = islice(draws(switches, seed, lengths, shares=EVEN, together=together), len(halves))
-    return [pair_of(draw, i, halves[i], costs, interaction=interaction) for i, draw in enumerate(drawn)]
+    endless = draws(switches, seed, lengths, shares=EVEN, together=together, control=control is not None)
+    return [
+        pair_of(draw, i, halves[i], costs, interaction=interaction, control=control or (0.0, 0.0))
+        for i, draw in enumerate(islice(endless, len(halves)))
+    ]
 
 
 def autoregressive(rng: np.random.Generator, n: int, rho: float, spread: float) -> NDArray[np.float64]:

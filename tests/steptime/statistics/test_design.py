@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from steptime.records.pairs import PLACEBO, Layer, Question
+from steptime.records.pairs import CONTROL, PLACEBO, Layer, Question
 from steptime.statistics.design import MIN_PAIRS, SHARES, best_shares, draws, least_time_s, shares_for
 
 SWITCHES = ("batch", "losses", "grads")
@@ -40,6 +40,26 @@ def test_layers_get_their_shares_of_the_time_and_questions_theirs_of_the_pairs()
         assert spent[layer] / sum(spent.values()) == pytest.approx(share, abs=0.002)
         asked = [d.question for d in taken if d.layer is layer]
         assert asked.count(Question.TOGETHER) == pytest.approx(len(asked) / 3, abs=1)
+
+
+def test_the_control_is_on_in_path_pairs_for_each_alone_and_all_else_is_drawn_as_without_it() -> None:
+    plain, taken = (list(islice(draws(SWITCHES, 5, LENGTHS, control=one), 2000)) for one in (False, True))
+    heads = []
+    for without, draw in zip(plain, taken, strict=True):
+        assert (draw.layer, draw.question) == (without.layer, without.question)
+        assert (draw.first - {CONTROL}, draw.second - {CONTROL}) == (without.first, without.second)
+        here = draw.layer is Layer.PATH and draw.question is Question.EACH
+        assert (CONTROL in draw.first) + (CONTROL in draw.second) == here
+        if here:
+            heads.append(CONTROL in draw.first)
+    assert abs(2 * sum(heads) - len(heads)) < 3.5 * len(heads) ** 0.5
+
+
+@pytest.mark.fault
+def test_no_switch_has_the_controls_name_beside_it() -> None:
+    assert next(draws([CONTROL, "batch"], 0, LENGTHS))
+    with pytest.raises(ValueError, match="may be named 'control'"):
+        next(draws([CONTROL, "batch"], 0, LENGTHS, control=True))
 
 
 def test_a_length_learnt_on_the_way_counts_from_then_on() -> None:

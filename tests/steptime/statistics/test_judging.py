@@ -8,7 +8,8 @@ import pytest
 
 from steptime.records.costs import Estimate
 from steptime.records.types import ExitCode, Verdict
-from steptime.statistics.judging import Budgets, Evidence, Judgement, Observed, holm, judge, judge_gate
+from steptime.statistics.judging import Budgets, Evidence, Judgement, judge, judge_gate
+from steptime.statistics.one_switch import Observed, holm
 
 CLEAN: dict[str, int | None] = {"syncs": 0, "operations": 0, "copies": 0, "allocations": None}
 

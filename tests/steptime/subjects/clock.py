@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from steptime.records.pairs import Layer, Request, Segment
 from steptime.subjects.pairs import PairStepper, Stretch, Wanted
@@ -37,13 +37,19 @@ class Hand:
         self.told: list[str] = []
         self.taken: list[Segment] = []
 
-    def run(self, wanted: Iterable[Wanted], warmup: int = 1) -> list[Segment]:
+    def run(
+        self,
+        wanted: Iterable[Wanted],
+        warmup: int = 1,
+        control_s: Callable[[], float] = lambda: 0.0,
+    ) -> list[Segment]:
         self.stepper = PairStepper(
             first_pause=warmup - 1,
             requests=iter(wanted),
             on_segment=self.taken.append,
             hands=self,
             clock_ns=lambda: self.now_ns,
+            control_s=control_s,
         )
         step = 0
         while not self.stepper.finished:

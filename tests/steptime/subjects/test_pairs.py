@@ -10,7 +10,8 @@ import pytest
 
 from bench.subjects.registry import SUBJECTS
 from steptime.errors import UserError
-from steptime.records.pairs import PLACEBO, Layer, Request, Segment
+from steptime.records.pairs import CONTROL, PLACEBO, Layer, Request, Segment
+from steptime.subjects.control import ControlLoss
 from steptime.subjects.injection import LAYER, Injection, Place, parse_injection
 from steptime.subjects.pairs import Stretch, Wanted, covers, steps_to_cover
 from steptime.subjects.spin import Noise
@@ -52,6 +53,13 @@ def test_a_segment_is_what_lies_between_two_standstills() -> None:
     assert first.tokens == 2 * 5000
     assert second.first_step == 4 + 3 + 2 + 3
     assert hand.told == ["stand", "turn", "stand", "ready", "stand", "turn", "stand", "ready", "stand"]
+
+
+def test_what_the_control_lost_in_lead_in_steps_belongs_to_no_segment() -> None:
+    hand = Hand(lead=2)
+    lost = iter([9.0, 1.0, 9.0, 2.0])
+    taken = hand.run([Request(frozenset(), 1, 5)] * 2, control_s=lambda: next(lost))
+    assert [segment.control_s for segment in taken] == [1.0, 2.0]
 
 
 def test_what_a_tick_starts_belongs_to_its_segment() -> None:
@@ -160,6 +168,22 @@ def test_real_work_is_done_on_the_real_clock() -> None:
     subject.close()
     assert taken[0].seconds > 0
     assert subject.paid_ns["injected"] > 0  # type: ignore[attr-defined]
+
+
+def test_the_control_loses_a_fiftieth_of_what_the_step_takes_with_all_else_that_is_on() -> None:
+    subject = SpinPairs({"dear": Cost(path=0.5)}, noise=QUIET)
+    off, on = (frozenset({"dear"}), frozenset({"dear", CONTROL}))
+    plain, dear, idle = run(subject, [Request(one, 3, 2) for one in (off, on, off)])[0]
+    assert plain.control_s == idle.control_s == 0.0
+    assert dear.control_s == pytest.approx(0.02 * dear.seconds, rel=1e-4)
+    assert dear.seconds - dear.control_s == pytest.approx(plain.seconds)
+
+
+def test_keeping_busy_takes_as_long_as_asked_and_says_how_long() -> None:
+    loss = ControlLoss()
+    loss.lose(200_000)
+    assert loss.take_s() >= 200e-6
+    assert loss.take_s() == 0.0
 
 
 @pytest.mark.fault

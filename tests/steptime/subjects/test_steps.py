@@ -13,7 +13,7 @@ import torch
 
 from steptime import Periodic, Steps, cli
 from steptime.errors import UserError
-from steptime.records.pairs import Layer, Request, Segment
+from steptime.records.pairs import CONTROL, Layer, Request, Segment
 from steptime.records.types import ALL, OFF
 from steptime.subjects.injection import parse_injection
 from steptime.subjects.registry import SUBJECTS, find
@@ -66,6 +66,34 @@ def test_counts_are_exact_by_switch() -> None:
     assert syncs == {OFF: 0, "norms": 4 * LAYERS, "idle": 0, "written": 1, ALL: 4 * LAYERS + 1}
     assert counts["idle"].operations == counts[OFF].operations
     assert any("test_steps.py" in place.where for place in counts["norms"].places)
+
+
+def test_a_loop_pays_the_control_in_its_segments_alone() -> None:
+    loop = LoopPairs("made", trainer())
+    assert loop.controlled
+    assert CONTROL not in loop.switches
+    taken: list[Segment] = []
+    loop.open()
+    halves = (frozenset({CONTROL}), frozenset[str](), frozenset({CONTROL, "norms"}))
+    loop.run_pairs(iter([Request(on, 3, 0) for on in halves]), taken.append)
+    loop.close()
+    assert [segment.control_s > 0 for segment in taken] == [True, False, True]
+    assert all(segment.control_s < segment.seconds for segment in taken)
+
+
+@pytest.mark.fault
+def test_a_loop_whose_own_switch_has_the_controls_name_has_no_control() -> None:
+    made = trainer()
+    made.switches = {CONTROL: lambda enabled: None, **made.switches}
+    assert not LoopPairs("made", made).controlled
+
+
+@pytest.mark.fault
+def test_a_loop_on_cuda_has_no_control() -> None:
+    """A wait of the host would hide behind the device."""
+    made = trainer()
+    made.devices = ("cuda:0",)
+    assert not LoopPairs("made", made).controlled
 
 
 def on_cuda() -> Steps:

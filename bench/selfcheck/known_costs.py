@@ -1,7 +1,9 @@
 """Known costs, put where a collector's may fall, measured as `overhead` does: is each found at its size and
 under its own name, and everything else at nothing?
 
-    python -m bench.selfcheck.known_costs [--subject spin|trainer] [--minutes M]"""
+    python -m bench.selfcheck.known_costs [--subject spin|trainer] [--minutes M] [--rows FILE]
+
+With a file of rows a check goes on where the one before it ended, and prints all of them."""
 
 from __future__ import annotations
 
@@ -10,147 +12,173 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from scipy.stats import norm
-from tabulate import tabulate
 
+from bench.selfcheck import known_rows
+from bench.selfcheck.known_rows import Found, KnownRow
+from bench.selfcheck.taking import commit_in_words, machine_in_words
 from bench.selfcheck.trials import true_percent
+from bench.syncs.faults.planted import BUSY_SHARE, HELD_SHARE
 from dflash.config import load_config
+from steptime import run_files
 from steptime.arguments import CONFIG
-from steptime.errors import UserError
-from steptime.measure.run import Asked, measure
+from steptime.errors import UserError, nearest
+from steptime.machine import state
+from steptime.measure.run import Asked, Measured, measure
 from steptime.progress import Reporter
 from steptime.records.costs import Estimate
 from steptime.records.pairs import PLACEBO, Layer, Pair
-from steptime.report import formatting
 from steptime.statistics.effects import ALPHA
 from steptime.statistics.judging import BUDGET_PERCENT, Budgets
 from steptime.statistics.observed import observe
 from steptime.subjects.injection import Injection, Place
 from steptime.subjects.pairs import PairSubject
 
-PERCENT: Final = 2.0
-"""Of every step; of a tick each second, 20 ms; of a flush each ten, 200 ms."""
-CONTROLS: Final = (
-    tuple(Injection(PERCENT, p) for p in (Place.STEP, Place.TICK, Place.FLUSH, Place.SINK, Place.LOCK)),
-    (Injection(PERCENT, Place.THREAD),),
-)
-"""By run. Beside one that works a second after its tick every segment with a tick would have to last longer
-than that."""
-SHARES: Final = (1 / 3, 2 / 3)
-"""Of the time, by run."""
-MINUTES: Final = 6.0
 ERROR: Final = 0.01
-"""Of calling a right harness wrong, over all rows together."""
-HEADERS: Final = ("switch", "truth", "estimate [90%]", "path %", "tick ms", "flush ms", "off by", "")
+"""Of calling a right harness wrong, over all rows of a run together."""
+MINUTES: Final = 3.0
+STAGE_PERCENT: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One switch, its true cost beside what was found.
+class Plant:
+    """A planted fault of `bench.syncs.faults.planted` whose cost is known, or known to lie in a range.
 
     Attributes:
-        truth: percent of a step (path), or ms of a tick or flush, by the layer it falls on; in every other
-            layer it is 0.
-        limit: half-intervals that an estimate may be off.
+        most_percent: share of each tick's period, at the tick.
+        least_percent: None: it is `most_percent`.
     """
 
     name: str
-    layer: Layer | None
-    truth: float
-    truth_percent: float
-    estimate: Estimate | None
-    limit: float
+    most_percent: float
+    least_percent: float | None = None
 
-    @property
-    def off_by(self) -> float | None:
-        """Estimate less the truth over the half of the interval that lies towards the truth: inside it up to
-        1 or -1."""
-        found = self.estimate
-        if found is None:
-            return None
-        error = found.percent - self.truth_percent
-        half = found.percent - found.low if error > 0 else found.high - found.percent
-        return error / half if half > 0 else 0.0 if error == 0 else float("inf")
 
-    @property
-    def right(self) -> bool:
-        """Measured, within the bounds that all rows keep together, and a known cost told from nothing."""
-        if self.estimate is None or self.off_by is None or abs(self.off_by) > self.limit:
-            return False
-        return self.layer is None or self.estimate.low > 0
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The known costs of one run. `share`: of its minutes, against those of another run."""
+
+    name: str
+    injections: tuple[Injection, ...] = ()
+    plant: Plant | None = None
+    share: float = 1.0
+
+
+def _each_layer(percent: float, *more: Place) -> tuple[Injection, ...]:
+    return tuple(Injection(percent, place) for place in (Place.STEP, Place.TICK, Place.FLUSH, *more))
+
+
+CASES: Final = (
+    Case("1%", _each_layer(1.0)),
+    Case("2%", _each_layer(2.0, Place.SINK, Place.LOCK)),
+    Case("5%", _each_layer(5.0)),
+    # By itself: every segment with a tick lasts longer than the second after which it works.
+    Case("late", (Injection(2.0, Place.THREAD),), share=2.0),
+    Case("stage", (Injection(STAGE_PERCENT, Place.TARGET),)),
+    Case("busy_loop", plant=Plant("busy_loop", 100.0 * BUSY_SHARE, 1.0)),
+    Case("held_gil", plant=Plant("held_gil", 100.0 * HELD_SHARE)),
+)
+"""2% is 20 ms of a tick each second, 200 ms of a flush each ten. A cost in the targets alone is lost as far
+as they are the slowest stage: from nothing to all of it. A busy loop in the monitor takes half of each tick's
+period from whoever wants its core or the interpreter's lock."""
+
+
+def cases_of(subject: str, names: Sequence[str] = ()) -> tuple[Case, ...]:
+    """Those that the subject can have: the light one has one thread, so neither stages nor plants.
+
+    Raises:
+        UserError: no such case.
+    """
+    known = {case.name: case for case in CASES}
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"--cases {name}: no such case{nearest(name, list(known))}; there are {', '.join(known)}"
+            )
+    chosen = [known[name] for name in names or known]
+    if subject != "spin":
+        return tuple(chosen)
+    return tuple(one for one in chosen if one.plant is None and one.name != "stage")
 
 
 def compare(
     pairs: Sequence[Pair],
     switches: Sequence[str],
     seconds_per: Mapping[Layer, float],
-    injections: Sequence[Injection],
+    injections: Sequence[Injection] = (),
     seed: int = 0,
+    plant: Plant | None = None,
 ) -> list[Found]:
     """A row for each switch of a run, the known ones first, the placebo last. Pure.
 
     Args:
         switches: all that were on and off in these pairs, without the placebo; what is none of `injections`
-            costs nothing.
+            and not the plant costs nothing.
     """
     observed = observe(pairs, switches, seconds_per, Budgets(), seed)
     estimates = {**observed.collectors, PLACEBO: observed.placebo}
-    known = {one.name: one for one in injections}
+    known = [one.name for one in injections] + ([plant.name] if plant else [])
     names = [*known, *(name for name in switches if name not in known), PLACEBO]
     limit = float(norm.isf(ERROR / 2 / len(names)) / norm.isf(ALPHA))
-    return [_found(name, known.get(name), estimates.get(name), seconds_per, limit) for name in names]
+    by_name = {one.name: one for one in injections}
+    found = []
+    for name in names:
+        estimate = estimates.get(name)
+        if plant is not None and name == plant.name:
+            found.append(_planted(plant, estimate, seconds_per, limit))
+        elif name in by_name:
+            found.append(_injected(by_name[name], estimate, seconds_per, limit))
+        else:
+            found.append(Found(name, None, 0.0, 0.0, estimate, limit))
+    return found
 
 
-def _found(
-    name: str,
-    injection: Injection | None,
-    estimate: Estimate | None,
-    seconds_per: Mapping[Layer, float],
-    limit: float,
+def _injected(
+    one: Injection, estimate: Estimate | None, seconds_per: Mapping[Layer, float], limit: float
 ) -> Found:
-    if injection is None:
-        return Found(name, None, 0.0, 0.0, estimate, limit)
-    percent = true_percent(injection)
-    if injection.layer is Layer.PATH:
-        return Found(name, Layer.PATH, injection.percent, percent, estimate, limit)
-    milliseconds = 10.0 * injection.percent * seconds_per[injection.layer]
-    return Found(name, injection.layer, milliseconds, percent, estimate, limit)
+    percent = true_percent(one)
+    least = 0.0 if one.place is Place.TARGET else None
+    if one.layer is Layer.PATH:
+        return Found(one.name, Layer.PATH, one.percent, percent, estimate, limit, least)
+    milliseconds = 10.0 * one.percent * seconds_per[one.layer]
+    return Found(one.name, one.layer, milliseconds, percent, estimate, limit, least)
 
 
-def report(rows: Sequence[Found]) -> str:
-    """Estimate against truth; "off by" in halves of the interval."""
-    units = {Layer.PATH: "%", Layer.TICK: " ms a tick", Layer.FLUSH: " ms a flush", None: ""}
-    table = [
-        [
-            row.name,
-            f"{row.truth:g}{units[row.layer]}",
-            "-" if row.estimate is None else formatting.estimate(row.estimate),
-            *formatting.layers(row.estimate),
-            "-" if row.off_by is None else f"{row.off_by:+.1f}",
-            "" if row.right else "WRONG",
-        ]
-        for row in rows
+def _planted(
+    plant: Plant, estimate: Estimate | None, seconds_per: Mapping[Layer, float], limit: float
+) -> Found:
+    at_tick = Injection(plant.most_percent, Place.TICK)
+    milliseconds = 10.0 * plant.most_percent * seconds_per[Layer.TICK]
+    most = true_percent(at_tick)
+    return Found(plant.name, Layer.TICK, milliseconds, most, estimate, limit, plant.least_percent)
+
+
+Make = Callable[[Sequence[Injection], str], PairSubject]
+
+
+def run_case(
+    make: Make, case: Case, minutes: float, seed: int, reporter: Reporter
+) -> tuple[list[Found], Measured]:
+    """Measure a subject with the case's known costs among its switches."""
+    subject = make(case.injections, case.plant.name if case.plant else "")
+    switches = tuple(name for name in subject.switches if name != PLACEBO)
+    # No look at all together may end it: a budget that cannot be shown to be kept.
+    asked = Asked(switches, BUDGET_PERCENT / 100, 60.0 * minutes * case.share, seed=seed)
+    run = measure(subject, asked, reporter, flushes=0, clock=getattr(subject, "clock_s", time.monotonic))
+    return compare(run.pairs, switches, run.seconds_per, case.injections, seed, case.plant), run
+
+
+def rows_of(subject: str, case: Case, seed: int, found: Sequence[Found], run: Measured) -> list[KnownRow]:
+    """The rows of a run as they are kept."""
+    created, commit, machine = run_files.now_utc(), commit_in_words(), machine_in_words()
+    unfit = tuple(state.unfit(run.before, run.after))
+    minutes = round(run.minutes, 2)
+    return [
+        KnownRow(subject, case.name, seed, minutes, created, commit, machine, unfit, one) for one in found
     ]
-    return tabulate(table, HEADERS, tablefmt="github", disable_numparse=True)
-
-
-def measure_known(
-    make: Callable[[Sequence[Injection]], PairSubject], minutes: float, seed: int, reporter: Reporter
-) -> tuple[list[Found], list[str]]:
-    """Measure a subject with the known costs among its switches; rows, and what went wrong."""
-    rows: list[Found] = []
-    faults: list[str] = []
-    for injections, share in zip(CONTROLS, SHARES, strict=True):
-        subject = make(injections)
-        switches = tuple(name for name in subject.switches if name != PLACEBO)
-        # No look at all together may end it: a budget that cannot be shown to be kept.
-        asked = Asked(switches, BUDGET_PERCENT / 100, 60.0 * minutes * share, seed=seed)
-        run = measure(subject, asked, reporter, flushes=0, clock=getattr(subject, "clock_s", time.monotonic))
-        rows += compare(run.pairs, switches, run.seconds_per, injections, seed)
-        faults += run.faults
-    return rows, faults
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,24 +191,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--subject", default="spin", help="spin (default) or trainer")
     parser.add_argument("--config", default=CONFIG)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"of pairs (default {MINUTES:g})")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"of each run (default {MINUTES:g})")
+    parser.add_argument(
+        "--cases", default="", help=f"of {', '.join(case.name for case in CASES)} (default all)"
+    )
+    parser.add_argument("--rows", type=Path, help="file of rows that these are added to")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each case, those in the file included")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    rows: list[KnownRow] = []
+    faults: list[str] = []
     try:
+        rows = known_rows.read(options.rows) if options.rows else []
         settings = load_config(options.config, options.settings)
         kind = SUBJECTS[options.subject]
-        rows, faults = measure_known(
-            lambda injections: kind.make_pairs(settings, injections=injections),
-            options.minutes,
-            options.seed,
-            Reporter(),
-        )
+        for case in cases_of(options.subject, [name for name in options.cases.split(",") if name]):
+            for number in range(known_rows.runs_of(rows, options.subject, case.name), options.runs):
+                seed = options.seed + number
+                found, run = run_case(
+                    lambda injections, plant: kind.make_pairs(settings, injections=injections, plant=plant),
+                    case,
+                    options.minutes,
+                    seed,
+                    Reporter(),
+                )
+                faults += [f"{case.name}: {fault}" for fault in run.faults]
+                if run.faults:
+                    break  # what a crash left says nothing
+                rows += (new := rows_of(options.subject, case, seed, found, run))
+                if options.rows:
+                    known_rows.append(options.rows, new)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(report(rows))
+    print(known_rows.table(rows))
     print("\n".join(faults), end="\n" if faults else "")
-    return int(bool(faults) or not all(row.right for row in rows))
+    return int(bool(faults) or not all(row.found.right for row in rows))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 
 from bench.commands import selfcheck
 from bench.commands.selfcheck import COSTS, judge_again, run_selfcheck
-from bench.selfcheck import known_costs, other_judges, rates, taking, trials
+from bench.selfcheck import other_judges, rates, taking, trials
 from bench.selfcheck.plant_check import PlantFound, judge_plant, time_plant
 from bench.selfcheck.rates import RateRow, Report, add, exit_code, make_rows, rows_of, too_often, turns
 from bench.selfcheck.tables import share, to_json, to_markdown, to_text
@@ -24,13 +24,13 @@ from dflash.config import Config
 from steptime.errors import UserError
 from steptime.gate.verdict import HEAD
 from steptime.progress import Reporter
-from steptime.records.pairs import PLACEBO, Layer, Pair, Question
+from steptime.records.pairs import Layer, Pair, Question
 from steptime.records.types import ExactCounts, ExitCode, Verdict
 from steptime.statistics.design import Draw
-from steptime.subjects.injection import Injection, Place
+from steptime.subjects.injection import Injection
 from steptime.subjects.spin import Noise
 from steptime.subjects.spin_pairs import Cost, SpinPairs, cost_of
-from tests.steptime.statistics.pairs import LENGTHS, SECONDS_PER, pair_of, pairs_of
+from tests.steptime.statistics.pairs import pair_of, pairs_of
 
 MINUTES = 0.5
 GATE, OVERHEAD = Command.GATE, Command.OVERHEAD
@@ -433,7 +433,7 @@ def test_an_interrupted_check_is_not_green(
     assert "0 of 2" in shown
 
 
-# -- sessions and known costs, on the simulated light subject ------------------------------------------------
+# -- sessions, on the simulated light subject ----------------------------------------------------------------
 
 
 def simulated(injections: tuple[Injection, ...] = (), **changes: Any) -> SpinPairs:
@@ -464,55 +464,3 @@ def test_a_session_that_crashes_leaves_no_run_that_counts(monkeypatch: pytest.Mo
     *_, last = session(simulated(crash_with="idle"), monkeypatch, 60.0)
     assert "planted crash" in last.incomplete[0]
     assert last.judge().exit_code is ExitCode.INCOMPLETE
-
-
-def known(truth: dict[str, float], *, seed: int = 3) -> list[known_costs.Found]:
-    """Rows of made-up pairs in which each switch costs `truth` of the time in every layer named by its
-    place."""
-    switches = (INJECTED, "injected@tick", "idle")
-    layers = {INJECTED: Layer.PATH, "injected@tick": Layer.TICK, "idle": Layer.PATH}
-    pairs: list[Pair] = []
-    for place, layer in enumerate(LENGTHS):
-        own = {name: truth[name] for name in switches if layers[name] is layer}
-        noise = 0.002 * np.random.default_rng(seed + place).normal(size=400)
-        pairs += pairs_of(switches, noise, own, seed + place, layers=(layer,))
-    injections = (Injection(2.0), Injection(2.0, Place.TICK))
-    return known_costs.compare(pairs, switches, SECONDS_PER, injections)
-
-
-def test_known_costs_are_found_under_their_own_names() -> None:
-    rows = known({INJECTED: 0.0202, "injected@tick": 0.02, "idle": 0.0})
-    assert [one.name for one in rows] == [INJECTED, "injected@tick", "idle", PLACEBO]
-    assert all(one.right for one in rows)
-    assert [one.truth for one in rows] == [2.0, 20.0, 0.0, 0.0]
-    assert "WRONG" not in known_costs.report(rows)
-    assert "20 ms a tick" in known_costs.report(rows)
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize(
-    ("truth", "wrong"),
-    [
-        ({INJECTED: 0.0, "injected@tick": 0.02, "idle": 0.0}, INJECTED),
-        ({INJECTED: 0.0202, "injected@tick": 0.03, "idle": 0.0}, "injected@tick"),
-        ({INJECTED: 0.0202, "injected@tick": 0.02, "idle": 0.01}, "idle"),
-    ],
-)
-def test_a_known_cost_that_is_missed_or_laid_on_another_is_wrong(truth: dict[str, float], wrong: str) -> None:
-    rows = known(truth)
-    assert [one.name for one in rows if not one.right] == [wrong]
-    assert known_costs.report(rows).count("WRONG") == 1
-
-
-@pytest.mark.fault
-def test_what_was_not_measured_is_not_right() -> None:
-    rows = known_costs.compare([], ("idle",), SECONDS_PER, ())
-    assert [one.right for one in rows] == [False, False]
-
-
-@pytest.mark.slow
-def test_the_light_subject_loses_what_it_is_told_to_lose() -> None:
-    rows, faults = known_costs.measure_known(simulated, 6.0, 0, Reporter(quiet=True))
-    assert faults == []
-    assert sum(one.layer is not None for one in rows) == len(Place) - 1, "every place but the targets"
-    assert [one.name for one in rows if not one.right] == []

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from steptime.errors import UserError
+
+
+def one_process() -> None:
+    """Refuse to measure as one of several ranks: each would throw its own switches at its own time, and wait
+    for the others in every step.
+
+    Raises:
+        UserError: torchrun has started several.
+    """
+    if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(f"WORLD_SIZE = {ranks} is set: one process is measured; start it without torchrun")
 
 
 def to_percent(text: str) -> float:

@@ -90,6 +90,7 @@ def _action(run: Callable[[Options, Reporter], int], launches: int) -> Callable[
     ) -> int:
         from steptime.subjects.registry import find  # heavy: torch
 
+        arguments.one_process()
         framework = arguments.framework(context, hf, lightning)
         kind = find(framework or subject, context.args)
         words = [word for one in settings or () for word in ("--set", one)]

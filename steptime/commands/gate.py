@@ -83,6 +83,7 @@ def gate(
     turns."""
     from steptime.subjects.registry import find  # heavy: torch
 
+    arguments.one_process()
     parsed = parse_injection(inject or "0")
     allowances = _allowances(allow_count or (), reason)
     if numerics is Numerics.CHANGED and not reason:

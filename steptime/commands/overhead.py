@@ -145,6 +145,7 @@ def overhead(
     """
     from steptime.subjects.registry import find  # heavy: torch
 
+    arguments.one_process()
     framework = arguments.framework(context, hf, lightning)
     kind = find(framework or subject, context.args)
     loaded = kind.settings(config, settings or ())

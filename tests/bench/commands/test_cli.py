@@ -296,6 +296,19 @@ def test_a_mistake_is_one_line_and_2(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["overhead"], ["gate", "--base", "HEAD"], ["baseline", "record"], ["baseline", "compare"]],
+    ids=lambda words: words[0] if isinstance(words, list) else None,
+)
+def test_one_of_several_ranks_measures_nothing(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(arguments) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith("error: WORLD_SIZE = 2 is set: one process is measured")
+
+
 COMMANDS = [[], ["overhead"], ["gate"], ["baseline", "record"], ["selfcheck"], ["syncs"], ["gpu-check"]]
 
 

@@ -1,6 +1,6 @@
 """A drafters' step across ranks: all agree that it happens, then their gradients are summed.
 
-The agreement is a gather of five host numbers, so it waits for other *ranks* to have drawn their batches,
+The agreement is a sum of a few host numbers, so it waits for other *ranks* to have drawn their batches,
 never for a device. No rank enters the sum of the gradients before every rank has said that it is in the step:
 a rank that has failed leaves nobody inside a collective that cannot end."""
 
@@ -72,9 +72,8 @@ class Across:
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self._host, self._gradients, self._polls, self._blame = host, gradients, polls, blame
-        self._mine = torch.zeros(4, dtype=torch.float64)
         self._all = torch.zeros(ranks, 4, dtype=torch.float64)
-        self._rows = list(self._all.unbind(0))
+        self._numbers = self._all.numpy()  # the same memory
         self._closed = False
 
     def agree(self, share: Share) -> Share:
@@ -84,10 +83,12 @@ class Across:
             RanksClosed: this rank is stopping.
             Exception: what `blame` gives, when another rank has failed.
         """
-        self._mine[0], self._mine[1] = share.weight, share.tokens
-        self._mine[2], self._mine[3] = share.stop, share.save
-        self._finish(lambda: self._host.allgather([self._rows], [self._mine]))
-        rows = self._all.tolist()  # sync: ok, host memory
+        # Each rank fills its own row, and the sum of the matrices holds them all, to the bit. A gather would
+        # copy its outputs inside `wait`, where a mode that counts syncs cannot be called.
+        self._numbers.fill(0.0)
+        self._numbers[self.rank] = share.weight, share.tokens, share.stop, share.save
+        self._finish(lambda: self._host.allreduce([self._all]))
+        rows = self._numbers.tolist()
         return total([Share(row[0], int(row[1]), bool(row[2]), bool(row[3])) for row in rows])
 
     def add(self, drafter: int, gradient: torch.Tensor) -> None:

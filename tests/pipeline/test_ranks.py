@@ -9,87 +9,25 @@ import pytest
 import torch
 
 from dflash.data.plan import EpochPlan
-from dflash.observe.observer import Observer
-from dflash.observe.roles import RoleMap
+from dflash.observe.syncs.guard import GuardScopes
 from dflash.pipeline import checkpoint
 from dflash.pipeline.build import prepare_inputs
 from dflash.pipeline.dry_run import print_plan
 from dflash.pipeline.progress import Progress
-from dflash.pipeline.rank_begin import check_samples, check_settings, received, send
-from dflash.pipeline.rank_mail import RankSink
-from dflash.pipeline.resume import find, resumption
+from dflash.pipeline.rank_begin import check_samples, check_settings
+from dflash.pipeline.resume import resumption
 from dflash.pipeline.supervisor import WorkerFailed
-from dflash.pipeline.trainer import Trainer
 from dflash.ranks.watch import RankFailed
 from steptime.errors import UserError
 from tests.clock import Clock
+from tests.pipeline.ranked import ranked, run, trainers
 from tests.pipeline.run import losses, small_config, small_trainer, write_ids
-from tests.ranks.worlds import move_on, on_each, worlds
+from tests.ranks.worlds import move_on, worlds
 from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.timeout(3 * HANG_S)
 MIXED = "queue.ordered=false"
 TWO_DRAFTERS = 'drafter.devices=["cpu:0", "cpu:1"]'
-
-
-def trainers(folder, all_of_them, *settings, name="run", **arguments) -> list[Trainer]:
-    """A trainer for each rank, as `dflash train` makes them; rank 0 has the folder."""
-    config = small_config(folder, *settings)
-    prepare_inputs(config)  # the cache of the data is written once
-    run_dir = folder / name
-
-    def made(rank):
-        world = all_of_them[rank]
-        check_settings(world, config)
-        if world.first:
-            begin = find(run_dir, config, world.ranks)
-            send(world, begin, False)
-        else:
-            begin = received(world, config)
-        inputs = prepare_inputs(begin.config)
-        check_samples(world, inputs)
-        observer = Observer(
-            config.observe,
-            run_dir,
-            RoleMap.from_config(config, ranks=world.ranks),
-            sinks=None if world.first else [RankSink(world.post)],
-        )
-        return Trainer(inputs, run_dir, observer, resume=begin.state, world=world, **arguments)
-
-    found = on_each(len(all_of_them), made)
-    for one in found:
-        if isinstance(one, Exception):
-            raise one
-    return found
-
-
-def run(trainers: list[Trainer]) -> list[object]:
-    """Every rank's result, or what it raised."""
-
-    def body(rank):
-        trainer = trainers[rank]
-        world = trainer.part._world
-        try:
-            return trainer.run()
-        finally:
-            if not world.first:
-                trainer.observer.close()
-            world.leave()
-            if world.first:
-                trainer.observer.close()
-
-    return on_each(len(trainers), body)
-
-
-def ranked(folder, ranks, *settings, name="run", drafters=1, **arguments):
-    """One run to its end: the trainers and their results."""
-    with worlds(ranks, drafters) as all_of_them:
-        made = trainers(folder, all_of_them, *settings, name=name, **arguments)
-        results = run(made)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return made, results
 
 
 def weights(trainer) -> torch.Tensor:
@@ -117,6 +55,16 @@ def test_ranks_train_as_one_that_accumulates(tmp_path, ranks, settings, drafters
     assert [sorted(indices) for indices in by_step] == [
         list(range(step * batches, (step + 1) * batches)) for step in range(6)
     ]
+
+
+@pytest.mark.parametrize("settings", [(), (MIXED, TWO_DRAFTERS, "train.checkpoint_every=2")])
+def test_no_worker_of_a_rank_waits_for_its_device(tmp_path, settings):
+    scopes = GuardScopes("disallow")
+    with worlds(2, 1 + len(settings) // 2) as all_of_them:
+        made = trainers(tmp_path, all_of_them, *settings, scopes=scopes)
+        results = run(made)
+    assert not any(isinstance(result, Exception) for result in results), results
+    assert {reason for _, reason in scopes.ledger.declared} <= {"end of the run: the last scalars"}
 
 
 @pytest.mark.fault

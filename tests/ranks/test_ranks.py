@@ -141,14 +141,14 @@ def test_closing_ends_the_wait_for_a_rank_that_never_comes():
     with worlds(2) as all_of_them:
         across = all_of_them[0].across
 
-        gather, begun = across._host.allgather, []
+        reduce, begun = across._host.allreduce, []
 
         def seen(*arguments):
-            work = gather(*arguments)
+            work = reduce(*arguments)
             begun.append(work)
             return work
 
-        across._host = SimpleNamespace(allgather=seen)
+        across._host = SimpleNamespace(allreduce=seen)
 
         def body(rank):
             if rank == 0:

@@ -15,6 +15,7 @@ from dflash.ranks.across import Across
 from dflash.ranks.board import Board
 from dflash.ranks.watch import RankWatch
 from dflash.ranks.world import World
+from steptime import simulate
 from tests.clock import Clock
 from tests.waiting import HANG_S, wait_until
 
@@ -38,9 +39,12 @@ def _looked(watch: RankWatch, rounds: int, until: Callable[[], object]) -> objec
 def on_each(ranks: int, body: Callable[[int], Any]) -> list[Any]:
     """What `body` returns, or raises, on each rank, all at the same time."""
 
+    simulation = simulate.current()
+
     def caught(rank: int) -> Any:
         try:
-            return body(rank)
+            with contextlib.nullcontext() if simulation is None else simulate.entered(simulation):
+                return body(rank)
         except Exception as error:
             return error
 

@@ -349,6 +349,7 @@ def test_each_thread_has_its_own_region() -> None:
     assert found == {("drafter/0", OPERATION): 20, ("drafter/1", OPERATION): 20}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
 def test_flex_attention_runs_under_the_modes(backend: str | None) -> None:
     from torch.nn.attention.flex_attention import flex_attention
@@ -382,6 +383,7 @@ def test_nothing_of_torch_is_wrapped_while_nothing_is_counted() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_region_that_cannot_compile_whole_or_has_too_many_forms_raises() -> None:
     def breaks(x: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()

@@ -17,6 +17,7 @@ def test_a_line_is_found_and_a_bend_is_told():
         growth.fit((1, 2), (1.0, 2.0))
 
 
+@pytest.mark.slow
 def test_every_axis_is_a_size_of_the_shape_and_is_drawn(tmp_path):
     for name in growth.AXES:
         assert hasattr(growth.BASE, name)

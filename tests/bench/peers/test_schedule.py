@@ -45,6 +45,7 @@ class OneIsLeftOut(SharedHiddenStateQueue):
         return pick(self._items, key=lambda index: self._items[index].batch.padded_tokens)
 
 
+@pytest.mark.slow
 def test_planted_draws_that_make_a_drafter_wait_miss_the_bound() -> None:
     assert judged(run(SLOW, RandomDraws)) < 0.8
     assert judged(run(SLOW, OneIsLeftOut)) < 0.7

@@ -205,6 +205,7 @@ def test_both_halves_of_a_pair_work_on_the_same_batches_in_every_stage(
 # -- switches, ticks and flushes -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_path_segment_has_its_switches_and_no_tick_and_a_tick_segment_one_with_all_instruments_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,11 +95,16 @@ def freed_while_the_step_reads_it(trainer, *, said=False):
     worker._receiver.receive = copied_aside
 
 
+def slow(*values):
+    """One of many like cases."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("layout", "plant", "kind", "words"),
     [
-        ((1, 2), one_event_for_all_drafters, Misuse, rf"Event device \d does not match .* {RECEIVER}"),
-        (
+        slow((1, 2), one_event_for_all_drafters, Misuse, rf"Event device \d does not match .* {RECEIVER}"),
+        slow(
             (1,),
             given_back_before_its_last_read,
             Race,  # whichever of the two is first on the clock
@@ -109,13 +114,13 @@ def freed_while_the_step_reads_it(trainer, *, said=False):
         ((1, 1), rewritten_without_a_wait, Race, rf"by drafter/0 .* {RECEIVER} .*; then, write: .*"),
         ((1, 1), ring_read_before_its_event, Race, r"in host memory: .*scalars\.py:\d+ .*scalars\.py:\d+"),
         ((1, 1), batches_in_pageable_memory, SyncNotAllowed, rf"target/0 .* pageable copy at {TARGET}"),
-        (
+        slow(
             (1, 1),
             embedding_on_the_targets_device,
             Misuse,
             r"found sim:0 and sim:1: .* by drafter/0 .*\.py:\d+",
         ),
-        ((1, 1), freed_while_the_step_reads_it, Race, r"then, freed by drafter/0: the next allocation"),
+        slow((1, 1), freed_while_the_step_reads_it, Race, r"then, freed by drafter/0: the next allocation"),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else "",
 )

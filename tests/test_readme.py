@@ -60,13 +60,10 @@ TWO_DEVICES = (
 """What a simulated layout is cut down to; whole ones have tests of their own."""
 
 DAILY = (
-    "dflash train --config configs/cpu-tiny.toml --sync-guard",
     "dflash train --set train.steps",
-    "python -m bench gate",
-    "python -m bench overhead --config",
     "steptime syncs",
 )
-"""Commands of each kind that take a second or two; the others are slow tests."""
+"""A command of each program; the others are slow tests."""
 
 
 def commands() -> list[str]:

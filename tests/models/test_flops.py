@@ -70,6 +70,11 @@ def counted(shape, case: Case, objective: str, monkeypatch) -> int:
     return counter.get_total_flops()
 
 
+def slow(*values):
+    """One of many like cases."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 WINDOW = dataclasses.replace(SHAPE, sliding_layers=2, sliding_window=9)
 
 
@@ -77,12 +82,12 @@ WINDOW = dataclasses.replace(SHAPE, sliding_layers=2, sliding_window=9)
     ("shape", "objective", "documents"),
     [
         (SHAPE, "ce", False),
-        (SHAPE, "kd", False),
-        (SHAPE, "dpace", True),
-        (WINDOW, "ce", False),
+        slow(SHAPE, "kd", False),
+        slow(SHAPE, "dpace", True),
+        slow(WINDOW, "ce", False),
         (WINDOW, "kd", True),
-        (dataclasses.replace(WINDOW, sliding_window=3, sliding_layers=3), "ce", True),
-        (
+        slow(dataclasses.replace(WINDOW, sliding_window=3, sliding_layers=3), "ce", True),
+        slow(
             dataclasses.replace(SHAPE, layers=1, heads=6, block_size=3, vocab_size=61, mask_token_id=60),
             "ce",
             False,

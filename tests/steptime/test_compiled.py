@@ -77,6 +77,7 @@ def test_a_warm_function_runs_what_was_compiled_and_nothing_is_compiled_for_coun
     assert (backend.compiled, backend.ran) == (1, 3), "nor behind it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [True, False])
 def test_as_many_compiles_counted_as_not(warm: bool) -> None:
     def steps(function: Any) -> None:
@@ -119,6 +120,7 @@ def test_a_mode_that_asks_for_every_operator_would_run_eager(monkeypatch: pytest
     assert by_kind(scopes, work=True)[OPERATION] == 3
 
 
+@pytest.mark.slow
 def test_backward_is_one_operation_by_name() -> None:
     function = compiled(small, "small_region", dynamic=False, backend="aot_eager")
     function(leaf()).backward()
@@ -166,6 +168,7 @@ def test_backward_compiled_on_its_first_call_shows() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_module_and_functions_with_breaks_are_named() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -411,6 +414,7 @@ def test_regions_of_one_function_do_not_share_their_forms() -> None:
     assert counter.frame_count == 2
 
 
+@pytest.mark.slow
 def test_nodes_are_known_of_more_compiles_than_torch_keeps_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -504,6 +504,7 @@ def test_a_broken_baseline_is_refused_before_anything_is_measured(
     assert "x.json:1: not valid JSON" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_baseline_that_breaks_meanwhile_costs_the_history_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

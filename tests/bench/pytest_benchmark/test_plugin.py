@@ -201,6 +201,7 @@ def test_the_stated_figure_is_a_floor_for_its_machine(bench: Bench) -> None:
     )
 
 
+@pytest.mark.slow
 def test_compare_with_a_path_shows_and_says_that_it_does_not_judge(bench: Bench) -> None:
     saved = bench.saved("before.json", speed=2.0)
     result = bench.run(f"--benchmark-compare={saved}")
@@ -359,6 +360,7 @@ def test_a_saved_regression_does_not_become_the_baseline(bench: Bench) -> None:
         assert bench.run("--benchmark-autosave", "--benchmark-compare").ret == FAILED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_by", ["collector", "param:collector"])
 def test_group_by_collector_lays_off_beside_each(bench: Bench, group_by: str) -> None:
     result = bench.run(f"--benchmark-group-by={group_by}")

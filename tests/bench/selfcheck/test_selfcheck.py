@@ -368,6 +368,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     return run
 
 
+@pytest.mark.slow
 def test_time_goes_to_each_kind_of_run_in_turn(
     check: Callable[..., list[tuple[str, str]]],
     tmp_path: Path,
@@ -400,6 +401,7 @@ def test_what_was_found_wrong_is_in_the_job_summary_too(
     assert re.search(r"\| item +\| NO ", (tmp_path / "summary.md").read_text())
 
 
+@pytest.mark.slow
 def test_a_second_check_goes_on_from_there_and_earlier_runs_excuse_none_that_measured_nothing(
     check: Callable[..., list[tuple[str, str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -413,6 +415,7 @@ def test_a_second_check_goes_on_from_there_and_earlier_runs_excuse_none_that_mea
     assert "INCOMPLETE: no gate of spin was measured and judged" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_one_subject_whose_runs_all_fail_is_not_hidden_by_another(
     check: Callable[..., list[tuple[str, str]]], capsys: pytest.CaptureFixture[str]

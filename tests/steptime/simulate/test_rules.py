@@ -217,6 +217,7 @@ class TestEvents:
             assert set(asked) == {1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_compiled_function_runs_as_single_operators_each_under_the_rules(simulation, whole):
     def add(x, y):

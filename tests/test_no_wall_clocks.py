@@ -111,6 +111,6 @@ def test_what_judges_no_clock_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tests/test_good.py").write_text(
         f"import time\ntime.strftime('%Y')\nthread.join()\nthread.join({HANG_S})\n', "
         "'.join(names)\nclock.sleep(3)\n"
-        "subprocess.run(command, timeout=120)\nwait_until(lambda: True)\nclass Row:\n    time = 3\n"
+        f"subprocess.run(command, timeout={HANG_S})\nwait_until(lambda: True)\nclass Row:\n    time = 3\n"
     )
     assert complaints(tmp_path, {}) == []

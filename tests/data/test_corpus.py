@@ -15,6 +15,7 @@ from dflash.data.conversations import load_tokenizer, open_data
 from dflash.data.corpus import Function, ensure_stdlib, functions_of, read_library
 from dflash.data.tokenizer import read_tokenizer, train_tokenizer
 from steptime.errors import UserError
+from tests.waiting import HANG_S
 
 SOURCE = '''
 import os
@@ -128,7 +129,7 @@ def test_built_again_is_equal_byte_for_byte(built, library, tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     other = Path(done.stdout.strip())
     assert other.name == built.name

@@ -170,7 +170,7 @@ def test_a_rank_that_died_without_a_word_leaves_a_checkpoint_that_says_so(tmp_pa
         def dies():
             if dead.drafter_workers[0].step_index >= 3:
                 all_of_them[1].watch.close()
-                move_on(clock, all_of_them[0].watch, until=lambda: all_of_them[0].watch.failure)
+                move_on(clock, [all_of_them[0].watch], until=lambda: all_of_them[0].watch.failure)
                 raise SystemExit
             return step()
 

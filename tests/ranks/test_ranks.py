@@ -194,7 +194,7 @@ def test_a_rank_without_a_sign_of_life_is_gone(gone):
         if rank != gone:
             watch.start()
     others = [rank for rank in range(3) if rank != gone]
-    move_on(clock, watches[others[0]], until=lambda: all(lost[rank] for rank in others))
+    move_on(clock, [watches[rank] for rank in others], until=lambda: all(lost[rank] for rank in others))
     assert all(str(lost[rank][0]).startswith(f"rank {gone}: no sign of life for 60 s") for rank in others)
     for rank in others:
         watches[rank].close()
@@ -221,7 +221,7 @@ def test_behind_a_broken_connection_nobody_waits_long_for_a_sign_of_life():
     def body(rank):
         if rank == 2:
             return watches[2].blame("Connection closed by peer")
-        return move_on(clock, watches[0], until=lambda: watches[2].failure)
+        return move_on(clock, [watches[0], watches[2]], until=lambda: watches[2].failure)
 
     found = on_each(3, lambda rank: body(rank) if rank else None)
     assert str(found[2]).startswith("rank 1: no sign of life for 3 s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -24,16 +24,16 @@ TIMEOUT_S = 60.0
 _STILL = Clock()
 
 
-def move_on(clock: Clock, watch: RankWatch, until: Callable[[], object]) -> None:
-    """Time goes on by a second between two looks of a watch, so that who lives has shown it, until it is
-    so."""
+def move_on(clock: Clock, watches: Sequence[RankWatch], until: Callable[[], object]) -> None:
+    """Time goes on by a second when each of these watches has looked again, so that who lives has shown it,
+    until it is so."""
     while not until():
         clock.advance(1.0)
-        wait_until(partial(_looked, watch, watch._rounds + 3, until))
+        wait_until(partial(_looked, [(watch, watch._rounds + 3) for watch in watches], until))
 
 
-def _looked(watch: RankWatch, rounds: int, until: Callable[[], object]) -> object:
-    return watch._rounds >= rounds or until()
+def _looked(wanted: Sequence[tuple[RankWatch, int]], until: Callable[[], object]) -> object:
+    return all(watch._rounds >= rounds for watch, rounds in wanted) or until()
 
 
 def on_each(ranks: int, body: Callable[[int], Any]) -> list[Any]:
@@ -79,9 +79,16 @@ def worlds(
         watch.start()
         return World(rank, ranks, board, across, watch, HANG_S)
 
+    def leave(rank: int) -> None:
+        """A group with a collective that nobody came to ends when the others' groups do, or after its whole
+        timeout: so all end together."""
+        across = found[rank].across
+        across._host, across._gradients = None, []
+
     found = on_each(ranks, made)
     try:
         yield found
     finally:
         for world in found:
             world.watch.close()
+        on_each(ranks, leave)

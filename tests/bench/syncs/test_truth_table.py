@@ -15,6 +15,7 @@ from bench.syncs.ways.fake_device import FakeDeviceWay
 from steptime.counting.count import count_syncs
 from steptime.counting.ways.gpu_trace import GpuTraceWay
 from steptime.counting.ways.modes import ModesWay
+from tests.waiting import HANG_S
 
 # What a device without data cannot tell: it has no host index, no copy to the device and no pageable memory.
 FAKE_MISSES = PAGEABLE_CASES | {
@@ -76,7 +77,7 @@ def on_gpu() -> dict[str, dict[str, dict[str, int]]]:
     def run(way: str) -> dict[str, dict[str, int]]:
         command = [sys.executable, "-m", "bench.syncs.faults.truth", way]
         return json.loads(
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG_S).stdout
         )
 
     return {way: run(way) for way in ("GPU trace", "modes", "copy wrappers")}

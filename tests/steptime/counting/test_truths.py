@@ -13,6 +13,7 @@ import torch
 
 from bench import cli
 from tests.steptime.counting.truths import PROGRAMS, Program
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 FOLDER = Path(__file__).parents[2] / "data" / "programs"
@@ -52,7 +53,7 @@ def test_the_counts_are_those_of_the_sources(words: tuple[str, ...], tmp_path: P
             pytest.skip(f"{package} is not installed")
     counts = tmp_path / "counts.json"
     command = [sys.executable, "-m", "bench", "syncs", "--json", str(counts), "--", str(FOLDER / words[0])]
-    done = subprocess.run([*command, *words[1:]], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, *words[1:]], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-2000:]
     tree = json.loads(counts.read_text())
     assert tree["syncs"] / tree["steps"] == pytest.approx(right)

@@ -271,8 +271,8 @@ def test_a_worker_that_is_ended_cleans_up_after_itself(
     import pathlib, signal
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     mark = pathlib.Path({str(tmp_path / "mark")!r})
-    mark.touch()
     try:
+        mark.touch()
         signal.pause()
     finally:
         mark.unlink()

@@ -198,6 +198,12 @@ class Observer:
         """Ticks and flushes by time again."""
         self._monitor.release()
 
+    def record(self, timeline: Timeline | None) -> None:
+        """Log the spans of all workers from now on; None: no more. From one thread while all stand still. Not
+        for a run with a timeline of its own."""
+        for recorder in self._sources.recorders:
+            recorder.record(timeline)
+
     def force_tick(self, sample: Collection[str] | None = None) -> None:
         """The monitor's thread does one whole tick now, without a flush; returns at once.
 

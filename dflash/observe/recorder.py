@@ -202,12 +202,25 @@ class EventPool(Instrument):
 
     def _set_anchor(self) -> None:
         """Tie the stream's time to the host's clock: an event that has fired by the time that the clock is
-        read. Waits for the device, before the first step."""
+        read. Waits for the device, before the timeline's first step."""
         pair = self.free.pop()
-        with allowed_sync("the timeline's first moment, before the first step"):
+        with allowed_sync("the timeline's first moment, before its first step"):
             pair[1].record(self.stream)
-            self._device.synchronize()  # sync: ok, once, before the first step
+            self._device.synchronize()  # sync: ok, once, before the timeline's first step
         self._anchor = pair, perf_counter_ns()
+
+    def record(self, log: SpanLog | None) -> None:
+        """Log spans from now on; None: no more, and what the device has passed is read. Waits for the
+        device where it begins; from any thread while the worker stands still."""
+        self.drain()
+        if self._anchor is not None:
+            self.free.append(self._anchor[0])
+            self._anchor = None
+        self.log = log
+        for timer in self.stages:
+            timer.log = log
+        if log is not None and self.stream is not None and self.free:
+            self._set_anchor()
 
     def put(self, timer: CudaStageTimer, pair: tuple[Any, Any]) -> None:
         """A stage has ended; its pair waits to be read. There is room for every pair."""
@@ -292,6 +305,7 @@ class WorkerRecorder:
         self.device = device
         self.timers: dict[str, StageTimer] = {}
         self.log = None if timeline is None else timeline.log(self.label)
+        self._counting = False
         self.count = self.log is not None
         self.batches = self.tokens = self.samples = self.flops = self.step = 0
         self.busy_ns = self.wait_in_ns = self.wait_out_ns = 0
@@ -331,7 +345,20 @@ class WorkerRecorder:
 
     def switch_counters(self, on: bool) -> None:
         """Switch the counters, from any thread."""
+        self._counting = on
         self.count = on or self.log is not None
+
+    def record(self, timeline: Timeline | None) -> None:
+        """Log spans from now on; None: no more. From any thread while the worker stands still. On a GPU it
+        waits for the device where it begins."""
+        self.log = None if timeline is None else timeline.log(self.label)
+        for timer in self.timers.values():
+            if not isinstance(timer, CudaStageTimer):
+                timer.log = self.log
+        if self.pool is not None:
+            self.pool.record(None if timeline is None else timeline.log(f"{self.label} stream"))
+        self.switch_timers(self._timing)
+        self.switch_counters(self._counting)
 
     def gpu_busy_ns(self) -> int | None:
         """Cumulative time of the stages on the GPU's stream, as far as it has been read; None without such a

@@ -217,6 +217,7 @@ def run_overhead(
             reporter,
             flushes=QUICK_FLUSHES if options.quick else FLUSHES,
             ready=(lambda: pending.wait(reporter)) if pending is not None else lambda: None,
+            rounds=True,
         )
     finally:
         if pending is not None:
@@ -290,6 +291,7 @@ def make_receipt(
         before=run.before,
         after=run.after,
         subject=run.subject,
+        rounds=run.result.rounds,
         options={
             "seed": options.seed,
             "minutes": round(options.time_s / 60, 3),

@@ -23,7 +23,7 @@ from steptime.measure.settling import LengthPilot
 from steptime.progress import Reporter
 from steptime.records.pairs import Layer, Pair, Request, Segment
 from steptime.statistics.design import Draw
-from steptime.subjects.pairs import OnSegment, Wanted, steps_to_cover
+from steptime.subjects.pairs import OnSegment, Stretch, Wanted, steps_to_cover
 
 BLOCK_S = 8.0
 """A block lasts about so long: long beside the lead-in steps that a new group costs."""
@@ -71,7 +71,7 @@ class Conductor:
         time_s: for pairs.
         choose: fixes the lengths by the pilot.
         settle: finds how long a segment must be for a wait to cost what it does in training.
-        opening: what the subject does before the pilots (an undisturbed stretch).
+        opening: what the subject does before the pilots (an undisturbed stretch, recorded rounds).
         ready: called while the subject does that; returns when nothing runs beside it any more.
         between: called between two blocks, while the subject stands still.
         process: number of the launch, which the pairs get.
@@ -109,7 +109,7 @@ class Conductor:
     def requests(self) -> Iterator[Wanted]:
         """One request after the other, until the conductor has enough."""
         while (wanted := self._requests.get()) is not None:
-            self.running_on = wanted.on if isinstance(wanted, Request) else frozenset(self.switches)
+            self.running_on = frozenset(self.switches) if isinstance(wanted, Stretch) else wanted.on
             yield wanted
 
     def on_segment(self, segment: Segment) -> None:

@@ -19,13 +19,13 @@ from steptime.measure.lengths import Lengths, Pilot, choose
 from steptime.measure.settling import LengthPilot
 from steptime.progress import Reporter, human_time
 from steptime.records.pairs import PLACEBO, Layer, Pair, Question
-from steptime.records.types import MachineState, Throughput
+from steptime.records.types import ALL, OFF, MachineState, Throughput
 from steptime.statistics.design import MIN_PAIRS, TOGETHER, Draw, best_shares, draws, first_part_s, shares_for
 from steptime.statistics.effects import loss
 from steptime.statistics.enough import decide, plan, spreads
 from steptime.statistics.throughput import throughput
 from steptime.subjects.group_losses import check_pair_losses
-from steptime.subjects.pairs import PairSubject, Stretch, covers
+from steptime.subjects.pairs import PairSubject, Round, Stretch, covers
 from steptime.subjects.protocol import SubjectResult
 
 LEAST_S = 15.0
@@ -190,6 +190,7 @@ def measure(
     ready: Callable[[], None] = lambda: None,
     cuts: Cuts | None = None,
     clock: Callable[[], float] = time.monotonic,
+    rounds: bool = False,
 ) -> Measured:
     """Open the subject, take pairs, close it. A subject that raises leaves its fault in what is returned, not
     an exception; Ctrl-C likewise: what was measured so far is kept, as an incomplete set.
@@ -198,6 +199,7 @@ def measure(
         flushes: length of the undisturbed stretch from which the accounted cost comes.
         ready: waits for whatever must not run beside a measurement.
         cuts: take several such runs one after the other; where each one ends stands in there.
+        rounds: also have one round of all off and one of all on recorded, before the first pair.
 
     Raises:
         UserError: bad input, found while the subject is built.
@@ -210,6 +212,9 @@ def measure(
         subject.open()
         reporter.say(f"{subject.name}: built in {human_time(clock() - started)}")
         conductor = _conductor(subject, asked, reporter, gpus, clock, ready, flushes, cuts)
+        if rounds:
+            everything = frozenset(asked.switches)
+            conductor.opening = [*conductor.opening, Round(OFF, frozenset()), Round(ALL, everything)]
         if asked.end_s is not None:
             conductor.time_s = min(asked.time_s, max(LEAST_S, asked.end_s - clock()))
         standing, before = run_sentinel(subject.devices), state.read_state(subject.devices)

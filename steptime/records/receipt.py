@@ -26,6 +26,7 @@ from steptime.records.types import (
     Throughput,
     Verdict,
 )
+from steptime.timeline.picture import Rounds
 
 SCHEMA: Final = "dflash-bench/receipt/2"
 
@@ -93,6 +94,7 @@ class Receipt:
         headline: the strongest true statement.
         reasons: why the verdict is what it is, the weightiest first.
         accepted: changes that were let through for a stated reason, one line each.
+        rounds: pictures of one round of all off and one of all on; None where nothing was recorded.
         options: seed, planted fault, injected slowdown, minutes, why it stopped, ...
         extra: what a command adds of its own (gate: both commits, memory, slowest steps).
     """
@@ -132,18 +134,21 @@ class Receipt:
     before: MachineState | None = None
     after: MachineState | None = None
     subject: str = ""
+    rounds: Rounds | None = None
     options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self, indent: int | None = 1) -> str:
-        """The receipt as JSON text; key order is the field order with `schema` first, a pair stands on one
-        line."""
+        """The receipt as JSON text; key order is the field order with `schema` first. A pair stands on one
+        line, and so do the rounds; a receipt without rounds has no such key."""
         tree = _ADAPTER.dump_python(self, mode="json")
+        rounds = tree.pop("rounds")
         pairs = [json.dumps(pair, allow_nan=False) for pair in tree.pop("pairs")]
         text = json.dumps({"schema": tree.pop("schema"), **tree}, indent=indent, allow_nan=False)
         line = "\n" if indent is not None else ""
         rows = f",{line}".join(pairs)
-        return f'{text[:-1].rstrip()},{line} "pairs": [{line}{rows}]{line}}}'
+        shown = "" if rounds is None else f' "rounds": {json.dumps(rounds, allow_nan=False)},{line}'
+        return f'{text[:-1].rstrip()},{line}{shown} "pairs": [{line}{rows}]{line}}}'
 
     @staticmethod
     def from_json(text: str, where: str = "receipt") -> Receipt:

@@ -21,6 +21,7 @@ from steptime.records.pairs import CONTROL, PLACEBO, Segment
 from steptime.records.receipt import Receipt
 from steptime.records.types import OFF, ExactCounts
 from steptime.report import formatting, markdown, terminal
+from steptime.timeline import svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,6 +89,7 @@ def render(receipt: Receipt, history: Sequence[tuple[str, float]] = ()) -> str:
         placebo=receipt.placebo,
         lengths=formatting.lengths(receipt),
         history=history_chart(receipt, history),
+        rounds=round_pictures(receipt),
         words=formatting,
         colours=COLOURS,
         options={name: value for name, value in receipt.options.items() if value not in (None, "", False)},
@@ -238,6 +240,32 @@ def history_chart(receipt: Receipt, history: Sequence[tuple[str, float]]) -> Mar
     dots[-1] = dots[-1]._replace(group="all", title=f"this run: {formatting.rate(points[-1][1])} tok/s")
     ticks: dict[float, str] = {place: date[:10] for place, (date, _) in enumerate(points)}
     return _dots("history", 2.2, dots, _some(ticks, 6))
+
+
+LOOK = svg.Look(
+    paper="",
+    ink="var(--ink)",
+    soft="var(--soft)",
+    band="var(--grid)",
+    wait="var(--line)",
+    depth="var(--line)",
+    edge="var(--soft)",
+)
+"""Of the timelines, by the page's colours."""
+
+
+def round_pictures(receipt: Receipt) -> list[tuple[str, Markup]]:
+    """(what was on, its round as an SVG), all to one scale; empty where nothing was recorded."""
+    if receipt.rounds is None:
+        return []
+    pictures = receipt.rounds.pictures
+    longest_ns = max((one.end_ns - one.begin_ns for one in pictures.values()), default=0)
+    drawn = []
+    for name, one in pictures.items():
+        title = f"{name}: {len(one.steps)} steps, {(one.end_ns - one.begin_ns) / 1e6:,.0f} ms"
+        text = svg.draw(one, title, receipt.rounds.colours, LOOK, length_ns=longest_ns)
+        drawn.append((title, Markup(text)))
+    return drawn
 
 
 def _svg(name: str, height_in: float, draw: Callable[[Axes], None], dots: Sequence[Dot] = ()) -> Markup:

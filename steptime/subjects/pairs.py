@@ -24,7 +24,16 @@ class Stretch:
     flushes: int = 3
 
 
-Wanted = Request | Stretch
+@dataclass(frozen=True, slots=True)
+class Round:
+    """In place of a segment: one cycle of batches with these switches on, of which the subject makes a
+    picture where it can. Nothing in it is timed or judged."""
+
+    name: str
+    on: frozenset[str]
+
+
+Wanted = Request | Stretch | Round
 OnSegment = Callable[[Segment], None]
 
 
@@ -99,6 +108,12 @@ class Hands(Protocol):
     def end_stretch(self) -> None:
         """The monitor stands still again."""
 
+    def begin_round(self, wanted: Round, step: int) -> int:
+        """Begin to record; how many steps are needed. 0: this subject records nothing."""
+
+    def end_round(self) -> None:
+        """Nothing is recorded any more, and the picture is made."""
+
 
 class PathHands:
     """Hands of a subject that works in one thread and has no monitor: no tick, no flush, nothing to wait for.
@@ -143,6 +158,13 @@ class PathHands:
     def end_stretch(self) -> None:
         """See `begin_stretch`."""
 
+    def begin_round(self, wanted: Round, step: int) -> int:
+        """A loop of the user's has no recorders."""
+        return 0
+
+    def end_round(self) -> None:
+        """See `begin_round`."""
+
 
 FAR = 1 << 60
 
@@ -179,7 +201,7 @@ class PairStepper:
         self._marks: Marks = marks or HostMarks(clock_ns)
         self._pending: Request | None = None
         self._timed: Request | None = None
-        self._stretching = False
+        self._stretching = self._recording = False
         self._first_step = self._began_ns = self._rested_ns = 0
         self.pause_step = first_pause
         self.finished = False
@@ -204,6 +226,9 @@ class PairStepper:
         elif self._stretching:
             self._stretching = False
             self._hands.end_stretch()
+        elif self._recording:
+            self._recording = False
+            self._hands.end_round()
         if self._pending is not None:
             self._begin(step, self._pending)
         else:
@@ -224,6 +249,12 @@ class PairStepper:
         elif isinstance(wanted, Stretch):
             self._hands.begin_stretch(wanted, step)
             self._stretching, self.pause_step = True, FAR
+        elif isinstance(wanted, Round):
+            steps = self._hands.begin_round(wanted, step)
+            if steps:
+                self._recording, self.pause_step = True, step + steps
+            else:
+                self._next(step)
         else:
             self._marks.reserve(wanted.steps)
             lead = self._hands.turn(wanted, step)

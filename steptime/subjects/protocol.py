@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from steptime.errors import UserError
 from steptime.records.types import ExactCounts
+from steptime.timeline.picture import Rounds
 
 if TYPE_CHECKING:
     from steptime.subjects.injection import Injection
@@ -35,6 +36,7 @@ class SubjectResult:
         notes: things to be told in the report, one line each (dropped losses, a collector that switched
             itself off).
         faults: things that make the run invalid, one line each.
+        rounds: pictures of the rounds that were asked for; None where nothing was recorded.
     """
 
     losses: Sequence[tuple[int, float]] = ()
@@ -43,6 +45,7 @@ class SubjectResult:
     peak_memory_bytes: int | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    rounds: Rounds | None = None
 
 
 class Settings(Protocol):

@@ -16,7 +16,7 @@ from steptime.machine import cores
 from steptime.records.pairs import CONTROL, PLACEBO, Layer, Request
 from steptime.subjects.control import ControlLoss
 from steptime.subjects.injection import Injection, Place
-from steptime.subjects.pairs import OnSegment, PairStepper, Stretch, Wanted
+from steptime.subjects.pairs import OnSegment, PairStepper, Round, Stretch, Wanted
 from steptime.subjects.protocol import SubjectResult, busy_wait
 from steptime.subjects.spin import (
     BLOCK_BYTES,
@@ -253,3 +253,8 @@ class SpinPairs:
             name: 100.0 * (self.paid_ns[name] - self._paid_before[name]) / lasted_ns for name in self.costs
         }
         self._accounted = {**shares, "all": sum(shares.values())}
+
+    def begin_round(self, wanted: Round, step: int) -> int:
+        return 0
+
+    def end_round(self) -> None: ...

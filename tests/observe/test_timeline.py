@@ -15,12 +15,13 @@ import pytest
 
 from dflash.observe.recorder import CudaStageTimer, WorkerRecorder
 from dflash.observe.timeline.files import write_timeline
-from dflash.observe.timeline.log import DRAW, PUT, QUEUE, STEP, Span, SpanLog, Timeline
-from dflash.observe.timeline.picture import Picture, picture
-from dflash.observe.timeline.svg import draw
+from dflash.observe.timeline.log import DRAW, PUT, QUEUE, STEP, SpanLog, Timeline
+from dflash.observe.timeline.picture import COLOURS, picture
 from dflash.observe.timeline.trace_event import trace
 from dflash.pipeline.saver import Order
 from dflash.pipeline.trainer import Trainer
+from steptime.timeline.picture import Picture, Span
+from steptime.timeline.svg import draw
 from tests.clock import Clock
 from tests.observe.parts import FakeDevice
 from tests.pipeline.run import Hooks, small_trainer
@@ -320,6 +321,43 @@ def test_far_from_the_first_moment_a_span_takes_its_place(clock: Clock) -> None:
     assert recorder.pool._anchor[1] - began_ns > 100_000_000_000
 
 
+def test_a_recording_that_begins_late_ends_and_gives_everything_back(clock: Clock) -> None:
+    device = FakeDevice()
+    recorder = WorkerRecorder("target", 0, device, 4)  # type: ignore[arg-type]
+    timer, host = recorder.timer("target.model_forward", gpu=True), recorder.timer("target.cpu_copy_enqueue")
+    recorder.warm()
+    recorder.switch_timers(True)
+    recorder.switch_counters(False)
+
+    def stage() -> None:
+        device.gpu.enqueued += 5
+        for one in (timer, host):
+            if one.on:
+                one.start()
+                device.gpu.enqueued += 7
+                one.stop()
+
+    stage()  # before it begins: timed, and in no picture
+    device.gpu.finish()
+    timeline = Timeline(4, 1)
+    recorder.record(timeline)
+    assert (recorder.count, recorder.log) == (True, timeline.logs[0])
+    for _ in range(2):
+        stage()
+    device.gpu.finish()
+    recorder.record(None)
+    stage()
+    device.gpu.finish()
+    recorder.step_boundary()
+    assert {log.label: len(log.spans()) for log in timeline.logs} == {"target/0": 2, "target/0 stream": 2}
+    assert (recorder.count, recorder.log, timer.log, host.log) == (False, None, None, None)
+    assert recorder.pool is not None
+    assert (recorder.pool.log, len(recorder.pool.free)) == (None, 4)
+    assert timer.count == 4
+    recorder.switch_timers(False)
+    assert not timer.on
+
+
 # -- pictures of little --------------------------------------------------------------------------------------
 
 
@@ -327,14 +365,14 @@ def test_nothing_makes_an_empty_picture_that_can_be_drawn() -> None:
     shown = picture({"target/0": [], "drafter/0": []}, 5)
     assert shown.tracks == ()
     CHECK.validate(trace(shown, "empty"))
-    ET.fromstring(draw(shown, "empty"))
+    ET.fromstring(draw(shown, "empty", COLOURS))
 
 
 def test_a_run_that_died_before_its_first_step_shows_what_there_is() -> None:
     shown = picture({"target/0": [Span("target.batch", 5, 9, 0)], "drafter/0": [], "monitor": []}, 5)
     assert (shown.begin_ns, shown.end_ns, shown.steps) == (5, 9, ())
     CHECK.validate(trace(shown, "died"))
-    ET.fromstring(draw(shown, "died"))
+    ET.fromstring(draw(shown, "died", COLOURS))
 
 
 def test_a_batch_handed_over_before_the_first_step_has_no_flow() -> None:

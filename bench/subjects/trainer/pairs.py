@@ -29,16 +29,20 @@ from steptime.machine.cores import OwnCores
 from steptime.records.pairs import CONTROL, PLACEBO, Layer, Request
 from steptime.regions import CompileWatch
 from steptime.subjects.injection import Injection, Place
-from steptime.subjects.pairs import OnSegment, PairStepper, Stretch, Wanted
+from steptime.subjects.pairs import OnSegment, PairStepper, Round, Stretch, Wanted
 from steptime.subjects.protocol import HostMarks, SubjectResult
+from steptime.timeline.picture import Picture, Rounds
 
 if TYPE_CHECKING:
     from dflash.observe.observer import Observer
+    from dflash.observe.timeline.log import Timeline
     from dflash.pipeline.build import Inputs
     from dflash.pipeline.trainer import Trainer
 
 PRIMING_STEPS = 2
 """Steps after all instruments were switched on, so that every counter has moved before the first tick."""
+LEAD_STEPS = 2
+"""Steps of a round before those that its picture shows: what was handed over before it is drawn in them."""
 
 
 class PairTrainer:
@@ -108,6 +112,8 @@ class PairTrainer:
         self._primed = False
         self._flushes = self._until = 0
         self._before: list[Account] = []
+        self._recorded: tuple[str, Timeline] | None = None
+        self._pictures: dict[str, Picture] = {}
         self.accounted_percent: dict[str, float] | None = None
 
     def open(self) -> None:
@@ -163,6 +169,7 @@ class PairTrainer:
     def run_pairs(self, requests: Iterator[Wanted], on_segment: OnSegment) -> SubjectResult:
         """Train until the requests end. Raises what a worker raised."""
         from dflash.observe.registry import COLLECTORS
+        from dflash.observe.timeline.picture import COLOURS
         from dflash.pipeline.supervisor import WorkerFailed
 
         trainer, observer = self._built()
@@ -199,6 +206,7 @@ class PairTrainer:
             peak_memory_bytes=shared.peak_memory(device),
             notes=tuple(dropped),
             faults=tuple(faults),
+            rounds=Rounds(self._pictures, COLOURS) if self._pictures else None,
         )
 
     def close(self) -> None:
@@ -284,6 +292,31 @@ class PairTrainer:
         spent = [_since(*one) for one in zip(self._before, observer.accounts(), strict=True)]
         shares = {account.name: account.percent for account in spent}
         self.accounted_percent = {**shares, "all": sum(shares.values())}
+
+    def begin_round(self, wanted: Round, step: int) -> int:
+        from dflash.observe.timeline.log import Timeline
+
+        _, observer = self._built()
+        first = max(self.plan.turn(None), step + 1) + LEAD_STEPS
+        first += -first % self.groups  # each picture begins with the same batches
+        steps = first - (step + 1) + self.groups
+        self._throw(wanted.on)
+        self._primed = False
+        ahead = self.config.queue.capacity + self.config.data.prefetch
+        self._recorded = wanted.name, Timeline(steps, self.plan.per_step, ahead)
+        gc.collect()
+        observer.record(self._recorded[1])
+        return steps
+
+    def end_round(self) -> None:
+        from dflash.observe.timeline.picture import picture
+
+        assert self._recorded is not None
+        self._built()[1].record(None)
+        name, timeline = self._recorded
+        self._recorded = None
+        logs = {log.label: log.spans() for log in timeline.logs}
+        self._pictures[name] = picture(logs, self.groups).from_zero()
 
     def _prime(self, step: int) -> None:
         """All instruments on, and every collector has something to count from."""

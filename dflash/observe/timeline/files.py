@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 from dflash.observe.timeline.log import Timeline
-from dflash.observe.timeline.picture import picture
-from dflash.observe.timeline.svg import draw
+from dflash.observe.timeline.picture import COLOURS, picture
 from dflash.observe.timeline.trace_event import trace
 from steptime.errors import UserError
 from steptime.files import atomic_text
+from steptime.timeline.svg import draw
 
 
 def write_timeline(timeline: Timeline, run_dir: Path, name: str) -> str:
@@ -21,7 +21,7 @@ def write_timeline(timeline: Timeline, run_dir: Path, name: str) -> str:
         with atomic_text(run_dir / "timeline.json") as file:
             json.dump(trace(shown, name), file)
         with atomic_text(run_dir / "timeline.svg") as file:
-            file.write(draw(shown, f"{name}: the last {steps} steps"))
+            file.write(draw(shown, f"{name}: the last {steps} steps", COLOURS))
     except (UserError, OSError) as error:
         return f"the timeline could not be written: {error}"
     return (

@@ -3,26 +3,15 @@ start."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import perf_counter_ns
 
 from dflash.observe.accounting import Account, cost_ns
+from steptime.timeline.picture import Span
 
 STEP, PUT, DRAW, QUEUE, PREFETCHED = "step", "put", "draw", "batches in the queue", "batches prefetched"
 """Names with a meaning: a drafter's step, a hand-over and a draw of batch `number`, and two depths."""
 PER_BATCH = 12
 """No thread writes more for a batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of time of one thread or stream, `perf_counter_ns`. `number`: of the batch or the step, or a
-    depth; -1 for none. An event has no length."""
-
-    name: str
-    begin_ns: int
-    end_ns: int
-    number: int = -1
 
 
 class SpanLog:

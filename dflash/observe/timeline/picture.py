@@ -1,55 +1,27 @@
-"""From the threads' spans to what a picture shows: tracks, counters and the way of each batch. Pure."""
+"""From the threads' spans to a picture: tracks, counters and the way of each batch. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from dflash.observe.timeline.log import DRAW, PREFETCHED, PUT, QUEUE, STEP, Span
+from dflash.observe.timeline.log import DRAW, PREFETCHED, PUT, QUEUE, STEP
+from steptime.timeline.picture import Flow, Picture, Span, Track
 
 COUNTERS = (PREFETCHED, QUEUE)
 _BESIDE = ("checkpoint writer", "monitor")
 _ORDER = ("prefetcher", "target", "drafter", *_BESIDE)
-
-
-@dataclass(frozen=True, slots=True)
-class Track:
-    """Spans of one thread or stream, ascending; a span lies inside another one or beside it."""
-
-    label: str
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """A batch's way from the end of the target's work to the drafter that draws it."""
-
-    batch: int
-    source: str
-    put_ns: int
-    drain: str
-    drawn_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """What is shown between two moments, `perf_counter_ns`.
-
-    Attributes:
-        counters: by name, (moment, value), ascending.
-    """
-
-    begin_ns: int
-    end_ns: int
-    tracks: tuple[Track, ...]
-    counters: Mapping[str, tuple[tuple[int, int], ...]]
-    flows: tuple[Flow, ...]
-
-    @property
-    def steps(self) -> tuple[Span, ...]:
-        """Those of drafter 0."""
-        of_first = (track.spans for track in self.tracks if track.label == "drafter/0")
-        return tuple(span for spans in of_first for span in spans if span.name == STEP)
+COLOURS = {
+    "target.model_forward": "#0072b2",
+    "target.pack_hidden": "#56b4e9",
+    "target.cpu_copy_enqueue": "#999999",
+    "drafter.forward": "#009e73",
+    "drafter.backward": "#e69f00",
+    "drafter.optimizer_step": "#d55e00",
+    "prefetcher.collate": "#8c6d9c",
+    "checkpoint": "#cc79a7",
+    "tick": "#444444",
+}
+"""Apart for eyes that confuse red and green, too. Anything else is a wait."""
 
 
 def picture(logs: Mapping[str, Sequence[Span]], steps: int) -> Picture:
@@ -70,7 +42,8 @@ def picture(logs: Mapping[str, Sequence[Span]], steps: int) -> Picture:
         for label, spans in logs.items()
     }
     tracks = tuple(Track(label, _in_order(shown[label])) for label in sorted(shown, key=_place))
-    return Picture(begin_ns, end_ns, tracks, _counters(shown), _flows(shown))
+    divided = tuple(span for span in shown.get("drafter/0", ()) if span.name == STEP)
+    return Picture(begin_ns, end_ns, tracks, _counters(shown), _flows(shown), divided)
 
 
 def _in_order(spans: Sequence[Span]) -> tuple[Span, ...]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash.observe.timeline.log import Span
-from dflash.observe.timeline.picture import Flow, Picture
+from steptime.timeline.picture import Flow, Picture, Span
 
 _PROCESS = 1
 

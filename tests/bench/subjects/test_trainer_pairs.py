@@ -22,7 +22,7 @@ from bench.subjects.trainer.injected import Injected, InjectedSink, Later, Loss
 from bench.subjects.trainer.pairs import PairTrainer
 from dflash.config import ObserveConfig
 from dflash.data.batch import BatchSpec
-from dflash.device import Device
+from dflash.device import Device, simulating
 from dflash.observe.collectors.base import Sources
 from dflash.observe.histogram import RING
 from dflash.observe.recorder import WorkerRecorder
@@ -31,7 +31,7 @@ from dflash.observe.sinks.base import Row
 from steptime.records.pairs import CONTROL, PLACEBO, Layer, Pair, Question, Request, Segment
 from steptime.subjects.group_losses import check_pair_losses
 from steptime.subjects.injection import Injection, Place
-from steptime.subjects.pairs import Stretch, Wanted
+from steptime.subjects.pairs import Round, Stretch, Wanted
 from steptime.subjects.protocol import SubjectResult
 from tests.clock import Clock
 from tests.pipeline.run import small_config
@@ -271,6 +271,75 @@ def test_the_account_comes_from_a_stretch_by_the_monitors_own_clock(tmp_path: Pa
     assert 0.0 < accounted["workers"] < 100.0
     losses = dict(result.losses)
     assert losses[taken[0].first_step] == losses[taken[1].first_step]
+
+
+def logs_of(subject: PairTrainer) -> set[Any]:
+    """Whatever anything of the run would write spans to."""
+    _, observer = subject._built()
+    recorders = observer._sources.recorders
+    timers = [timer for recorder in recorders for timer in recorder.timers.values()]
+    pools = [recorder.pool for recorder in recorders if recorder.pool is not None]
+    return {one.log for one in (*recorders, *timers, *pools)}
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ('target.devices=["cpu","cpu"]', 'drafter.devices=["cpu","cpu"]'),
+        ('target.devices=["sim:0"]', 'drafter.devices=["sim:1"]'),
+    ],
+)
+def test_two_rounds_are_recorded_and_no_segment_is(tmp_path: Path, devices: tuple[str, ...]) -> None:
+    subject = PairTrainer(small_config(tmp_path, *devices))
+    everything = frozenset(subject.switches)
+    taken: list[Segment] = []
+    seen: list[tuple[set[Any], bool, set[bool]]] = []
+
+    def on_segment(segment: Segment) -> None:
+        taken.append(segment)
+        recorders = subject._built()[1]._sources.recorders
+        stages = {timer.on for recorder in recorders for timer in recorder.timers.values()}
+        seen.append((logs_of(subject), any(recorder.count for recorder in recorders), stages))
+
+    wanted = [
+        Request(NONE, 1, 1),
+        Round("off", NONE),
+        Request(NONE, 1, 1),
+        Round("all", everything),
+        Request(NONE, 1, 1),
+        Request(everything, 1, 1),
+    ]
+    with simulating(subject.devices):
+        try:
+            subject.open()
+            result = subject.run_pairs(iter(wanted), on_segment)
+        finally:
+            subject.close()
+    assert result.faults == ()
+    off, on = ({None}, False, {False}), ({None}, True, {True})
+    assert seen == [off, off, off, on]
+    losses = dict(result.losses)
+    assert len({losses[one.first_step] for one in taken}) == 1
+    assert result.rounds is not None
+    pictures = result.rounds.pictures
+    assert list(pictures) == ["off", "all"]
+    for shown in pictures.values():
+        assert shown.begin_ns == 0
+        assert len(shown.steps) == subject.groups
+        assert shown.steps[0].number % subject.groups == 0
+        names = {span.name for track in shown.tracks for span in track.spans}
+        assert {"drafter.exchange", "target.wait_in", "prefetcher.collate"} <= names
+        assert shown.flows
+        if "sim" in devices[0]:  # its kernels take no time, so they all stand at the first moment
+            assert {"target/0 stream", "drafter/0 stream"} <= {track.label for track in shown.tracks}
+        else:
+            stages = {"target.model_forward", "drafter.backward", "drafter.optimizer_step"}
+            assert stages <= names & set(result.rounds.colours)
+
+
+def test_without_a_round_there_is_no_picture(tmp_path: Path) -> None:
+    _, result = run(PairTrainer(small_config(tmp_path)), [Request(NONE, 1, 1)])
+    assert result.rounds is None
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ difference before it is committed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from steptime.errors import UserError
 from steptime.records.pairs import Layer
 from steptime.records.receipt import Receipt
 from steptime.records.types import ExitCode, Verdict
 from steptime.report import formatting, html, markdown, terminal
+from steptime.timeline.picture import Picture, Rounds, Span, Track
 from tests.steptime.scenes import SCENES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -147,6 +150,46 @@ def test_the_page_shows_every_segment_interval_and_count() -> None:
     assert [row.name for row in rows] == ["profile", "pipeline", "all", "placebo"]
     assert "profile.py:41 sample" in text
     assert "+8" in text
+
+
+STEP = Span("step", 0, 4_000_000, 7)
+WORK = Span("work <a>", 1_000_000, 3_000_000, 12)
+
+
+def test_the_page_shows_one_round_of_off_and_one_of_all_to_one_scale() -> None:
+    off = Picture(0, 4_000_000, (Track("worker/0", (STEP, WORK)),), {}, (), (STEP,))
+    slow = Picture(
+        0, 8_000_000, (Track("worker/0", (STEP._replace(end_ns=8_000_000), WORK)),), {}, (), (STEP,)
+    )
+    receipt = replace(SCENES["within"](), rounds=Rounds({"off": off, "all": slow}, {"work <a>": "#123456"}))
+    assert Receipt.from_json(receipt.to_json()) == receipt
+    text = html.render(receipt)
+    page = Page(text)
+    assert page.stack == page.fetched == []
+    words = " ".join(page.text)
+    assert "off: 1 steps, 4 ms" in words
+    assert "all: 1 steps, 8 ms" in words
+    assert words.count("worker/0: work <a> 12, 2.00 ms") == 2
+    widths = re.findall(r'width="([0-9.]+)" height="16" fill="#123456"', text)
+    assert len(widths) == 2
+    assert widths[0] == widths[1], "as long in both, so as wide"
+    assert len(re.findall(r'height="2" fill="#777"', text)) == 2, "a span around another is a line"
+    assert "Where the time goes" not in html.render(SCENES["within"]())
+    assert '"rounds"' not in SCENES["within"]().to_json()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"pictures": {}, "colors": {}}, "colors"),
+        ({"pictures": {"off": {"begin_ns": 0}}}, "end_ns"),
+    ],
+)
+def test_rounds_of_another_make_are_refused_by_name(tree: dict[str, object], said: str) -> None:
+    text = SCENES["within"]().to_json()
+    with pytest.raises(UserError, match=said):
+        Receipt.from_json(json.dumps({**json.loads(text), "rounds": tree}))
 
 
 def test_what_was_let_through_stands_before_the_reasons() -> None:

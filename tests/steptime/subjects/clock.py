@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from steptime.records.pairs import Layer, Request, Segment
-from steptime.subjects.pairs import PairStepper, Stretch, Wanted
+from steptime.subjects.pairs import PairStepper, Round, Stretch, Wanted
 
 
 class Hand:
@@ -18,6 +18,7 @@ class Hand:
         step: a step.
         tick: what a tick starts takes; the steps go on beside it.
         stretch: steps of a stretch.
+        recorded: steps of a round; 0: nothing can be recorded.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class Hand:
         step: int = 1,
         tick: int = 0,
         stretch: int = 0,
+        recorded: int = 0,
     ) -> None:
         self.lead, self.prepare, self.standing, self.step_ns = lead, prepare, stand, step
-        self.tick, self.stretch = tick, stretch
+        self.tick, self.stretch, self.recorded = tick, stretch, recorded
         self.now_ns = 1
         self.rests_ns = self.left = 0
         self.told: list[str] = []
@@ -90,3 +92,10 @@ class Hand:
 
     def end_stretch(self) -> None:
         self.told.append("end")
+
+    def begin_round(self, wanted: Round, step: int) -> int:
+        self.told.append(f"record {wanted.name} from {step + 1}")
+        return self.recorded
+
+    def end_round(self) -> None:
+        self.told.append("recorded")

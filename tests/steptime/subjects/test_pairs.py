@@ -13,7 +13,7 @@ from steptime.errors import UserError
 from steptime.records.pairs import CONTROL, PLACEBO, Layer, Request, Segment
 from steptime.subjects.control import ControlLoss
 from steptime.subjects.injection import LAYER, Injection, Place, parse_injection
-from steptime.subjects.pairs import Stretch, Wanted, covers, steps_to_cover
+from steptime.subjects.pairs import Round, Stretch, Wanted, covers, steps_to_cover
 from steptime.subjects.spin import Noise
 from steptime.subjects.spin_pairs import FLUSH_S, TICK_S, Cost, SpinPairs, cost_of
 from tests.steptime.subjects.clock import Hand
@@ -92,6 +92,25 @@ def test_the_requests_may_look_at_the_segments_and_end_the_run() -> None:
     assert len(hand.run(requests())) == 3
     assert seen == [1, 2, 3]
     assert hand.stepper.finished
+
+
+def test_a_round_lasts_its_steps_from_standstill_to_standstill_and_gives_no_segment() -> None:
+    rounds = [Round("off", frozenset()), Round("all", frozenset({"a"}))]
+    hand = Hand(recorded=3)
+    (taken,) = hand.run([*rounds, Request(frozenset(), 2, 0)])
+    assert hand.told[:6] == ["stand", "record off from 1", "stand", "recorded", "record all from 4", "stand"]
+    assert hand.told[6:] == ["recorded", "turn", "ready", "stand"]
+    assert (taken.first_step, taken.steps) == (7, 2)
+
+
+def test_what_records_nothing_goes_on_at_once() -> None:
+    hand = Hand(recorded=0)
+    (taken,) = hand.run([Round("off", frozenset()), Request(frozenset(), 2, 0)])
+    assert taken.first_step == 1
+    assert "recorded" not in hand.told
+    segments, accounted = run(SpinPairs(noise=QUIET), [Round("off", frozenset()), Request(frozenset(), 1, 0)])
+    assert len(segments) == 1
+    assert accounted is None
 
 
 def test_a_stretch_ends_two_steps_after_it_is_long_enough() -> None:

@@ -181,6 +181,11 @@ def rows_of(subject: str, case: Case, seed: int, found: Sequence[Found], run: Me
     ]
 
 
+def _unmeasured(found: Sequence[Found]) -> list[str]:
+    names = [one.name for one in found if one.estimate is None]
+    return [f"too few pairs in these minutes for {', '.join(names)}"] if names else []
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table. Returns 0 when all is found as it should be, else 1."""
     from bench.subjects.registry import SUBJECTS  # heavy: torch
@@ -215,9 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     seed,
                     Reporter(),
                 )
-                faults += [f"{case.name}: {fault}" for fault in run.faults]
-                if run.faults:
-                    break  # what a crash left says nothing
+                wrong = [*run.faults, *_unmeasured(found)]
+                faults += [f"{case.name}: {fault}" for fault in wrong]
+                if wrong:
+                    break  # what a crash left, or too few pairs, say nothing
                 rows += (new := rows_of(options.subject, case, seed, found, run))
                 if options.rows:
                     known_rows.append(options.rows, new)

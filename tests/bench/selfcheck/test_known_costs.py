@@ -145,11 +145,18 @@ def test_bad_words_and_files_are_one_line(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.fault
-def test_a_run_that_crashes_leaves_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_crashes_or_is_too_short_leaves_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "rows.jsonl"
-    broken = replace(measured_nothing(None), faults=("spin crashed",))
-    monkeypatch.setattr(known_costs, "run_case", lambda *given: ([], broken))
-    assert known_costs.main(["--rows", str(file), "--cases", "1%"]) == 1
+    whole = measured_nothing(None)
+    few = known_costs.compare([], ("idle",), SECONDS_PER)
+    for found, run in (([], replace(whole, faults=("spin crashed",))), (few, whole)):
+        monkeypatch.setattr(known_costs, "run_case", lambda *given, both=(found, run): both)
+        assert known_costs.main(["--rows", str(file), "--cases", "1%"]) == 1
+    told = capsys.readouterr().out
+    assert "1%: spin crashed" in told
+    assert "1%: too few pairs in these minutes for idle, placebo" in told
     assert known_rows.read(file) == []
 
 

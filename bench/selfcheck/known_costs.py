@@ -128,32 +128,22 @@ def compare(
     for name in names:
         estimate = estimates.get(name)
         if plant is not None and name == plant.name:
-            found.append(_planted(plant, estimate, seconds_per, limit))
+            found.append(_planted(plant, estimate, limit))
         elif name in by_name:
-            found.append(_injected(by_name[name], estimate, seconds_per, limit))
+            found.append(_injected(by_name[name], estimate, limit))
         else:
             found.append(Found(name, None, 0.0, 0.0, estimate, limit))
     return found
 
 
-def _injected(
-    one: Injection, estimate: Estimate | None, seconds_per: Mapping[Layer, float], limit: float
-) -> Found:
-    percent = true_percent(one)
+def _injected(one: Injection, estimate: Estimate | None, limit: float) -> Found:
     least = 0.0 if one.place is Place.TARGET else None
-    if one.layer is Layer.PATH:
-        return Found(one.name, Layer.PATH, one.percent, percent, estimate, limit, least)
-    milliseconds = 10.0 * one.percent * seconds_per[one.layer]
-    return Found(one.name, one.layer, milliseconds, percent, estimate, limit, least)
+    return Found(one.name, one.layer, one.percent, true_percent(one), estimate, limit, least)
 
 
-def _planted(
-    plant: Plant, estimate: Estimate | None, seconds_per: Mapping[Layer, float], limit: float
-) -> Found:
-    at_tick = Injection(plant.most_percent, Place.TICK)
-    milliseconds = 10.0 * plant.most_percent * seconds_per[Layer.TICK]
-    most = true_percent(at_tick)
-    return Found(plant.name, Layer.TICK, milliseconds, most, estimate, limit, plant.least_percent)
+def _planted(plant: Plant, estimate: Estimate | None, limit: float) -> Found:
+    most = true_percent(Injection(plant.most_percent, Place.TICK))
+    return Found(plant.name, Layer.TICK, plant.most_percent, most, estimate, limit, plant.least_percent)
 
 
 Make = Callable[[Sequence[Injection], str], PairSubject]

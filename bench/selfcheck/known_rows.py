@@ -30,7 +30,7 @@ HEADERS: Final = (
     "off by",
     "",
 )
-UNITS: Final = {Layer.PATH: "%", Layer.TICK: " ms a tick", Layer.FLUSH: " ms a flush", None: ""}
+WHERE: Final = {Layer.PATH: "%, path", Layer.TICK: "%, ticks", Layer.FLUSH: "%, flushes", None: ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Found:
     """One switch, its true cost beside what was found.
 
     Attributes:
-        truth: percent of a step (path), or ms of a tick or flush, by the layer it falls on; in every other
-            layer it is 0.
-        truth_percent: of the throughput.
+        truth: as asked for, percent of every step, or of the time between two ticks or flushes, by the layer
+            that it falls on.
+        truth_percent: that of the throughput, by which it is judged.
         limit: half-intervals that an estimate may be off.
         least_percent: the truth is only known to lie between this and `truth_percent`; None: it is known.
     """
@@ -77,9 +77,9 @@ class Found:
 
     @property
     def truth_in_words(self) -> str:
-        """`20 ms a tick`, `0 to 5%`."""
+        """`2%, ticks`, `0 to 5%, path`."""
         start = "" if self.least_percent is None else f"{self.least_percent:g} to "
-        return f"{start}{self.truth:g}{UNITS[self.layer]}"
+        return f"{start}{self.truth:g}{WHERE[self.layer]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,11 @@ def test_known_costs_are_found_under_their_own_names() -> None:
     rows = known({INJECTED: 0.0202, "injected@tick": 0.02, "idle": 0.0})
     assert [one.name for one in rows] == [INJECTED, "injected@tick", "idle", PLACEBO]
     assert all(one.right for one in rows)
-    assert [one.truth for one in rows] == [2.0, 20.0, 0.0, 0.0]
+    assert [one.truth for one in rows] == [2.0, 2.0, 0.0, 0.0]
     text = known_rows.table(kept(rows))
     assert "WRONG" not in text
     assert "unseen" not in text
-    assert "20 ms a tick" in text
+    assert "2%, ticks" in text
     assert "2 of 2 intervals (90%) of known costs hold the truth" in text
 
 
@@ -78,7 +78,7 @@ def test_a_cost_known_to_lie_in_a_range_is_right_inside_it_and_one_that_must_sho
     inside = Found("injected@target", Layer.PATH, 5.0, 5.0, estimate, 2.0, 0.0)
     assert inside.off_by == 0.0
     assert inside.right
-    assert inside.truth_in_words == "0 to 5%"
+    assert inside.truth_in_words == "0 to 5%, path"
     assert not replace(inside, truth_percent=1.0).right
     nothing = replace(estimate, percent=0.0, low=-0.5, high=0.5)
     assert replace(inside, estimate=nothing).right
@@ -98,10 +98,10 @@ def test_plants_stand_at_their_tick() -> None:
     )
     rows = known_costs.compare(pairs, (busy.name, "idle"), SECONDS_PER, plant=busy)
     assert [row.name for row in rows] == [busy.name, "idle", PLACEBO]
-    assert rows[0].truth_in_words == "1 to 500 ms a tick"
+    assert rows[0].truth_in_words == "1 to 50%, ticks"
     assert held.least_percent is None
     rows = known_costs.compare([], (held.name,), SECONDS_PER, plant=held)
-    assert rows[0].truth == pytest.approx(100.0)
+    assert rows[0].truth == pytest.approx(10.0)
 
 
 def test_rows_are_added_up_and_a_check_goes_on_from_them(

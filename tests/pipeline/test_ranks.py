@@ -36,8 +36,12 @@ def weights(trainer) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("ranks", "settings", "drafters"),
-    [(2, (), 1), (4, (), 1), (2, (TWO_DRAFTERS,), 2), (2, ("train.accumulation=2",), 1)],
-    ids=["2", "4", "2 with 2 drafters", "2 accumulating 2"],
+    [
+        pytest.param(2, (), 1, id="2"),
+        pytest.param(4, (), 1, id="4", marks=pytest.mark.slow),
+        pytest.param(2, (TWO_DRAFTERS,), 2, id="2 with 2 drafters", marks=pytest.mark.slow),
+        pytest.param(2, ("train.accumulation=2",), 1, id="2 accumulating 2", marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_train_as_one_that_accumulates(tmp_path, ranks, settings, drafters):
     """Ranks x drafters x accumulation batches a step, whoever takes them."""
@@ -78,6 +82,7 @@ def test_a_rank_that_keeps_its_gradient_to_itself_would_be_found(tmp_path):
     assert not torch.equal(weights(made[0]), weights(made[1]))
 
 
+@pytest.mark.slow
 def test_few_samples_and_a_rank_whose_batches_hold_nothing_to_learn(tmp_path):
     """Three batches an epoch over four ranks; in one batch no token is supervised."""
     path = write_ids(tmp_path / "ids.jsonl", samples=5)
@@ -90,6 +95,7 @@ def test_few_samples_and_a_rank_whose_batches_hold_nothing_to_learn(tmp_path):
     assert [row.loss for row in results[0].scalars] == pytest.approx(losses(alone), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [1, 4])
 def test_a_mixed_run_goes_on_from_its_last_checkpoint_on_another_number_of_ranks(tmp_path, again):
     """No batch of the plan comes twice, and none is left out."""
@@ -116,6 +122,7 @@ def test_a_mixed_run_goes_on_from_its_last_checkpoint_on_another_number_of_ranks
     assert set(range(state.progress.floor)) | set(state.progress.ahead) == first | set(second)
 
 
+@pytest.mark.slow
 def test_checkpoints_on_the_way_hold_the_place_of_all_ranks(tmp_path):
     settings = (MIXED, "train.steps=40", "train.checkpoint_every=3", "train.keep_checkpoints=99")
     _, results = ranked(tmp_path, 3, *settings)
@@ -127,6 +134,7 @@ def test_checkpoints_on_the_way_hold_the_place_of_all_ranks(tmp_path):
         assert set(range(state.progress.floor)) | set(state.progress.ahead) == done
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("failing", [0, 1])
@@ -156,6 +164,7 @@ def test_one_rank_that_fails_ends_all_and_no_whole_step_is_lost(tmp_path, failin
     assert len(set(range(state.progress.floor)) | set(state.progress.ahead)) == trained
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_rank_that_died_without_a_word_leaves_a_checkpoint_that_says_so(tmp_path, monkeypatch):
     """Its connections break as a killed process's do; it tells nobody where it stood."""
@@ -203,6 +212,7 @@ def test_a_stop_on_any_rank_ends_all_after_the_same_step(tmp_path, asked):
     assert checkpoint.newest(tmp_path / "run" / "checkpoints").progress.step == 5
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_nan_on_one_rank_ends_all_and_no_bad_weights_are_saved(tmp_path):
     with worlds(2) as all_of_them:

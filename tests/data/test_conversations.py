@@ -316,6 +316,7 @@ def test_broken_encoding(load, tmp_path):
         load(path)
 
 
+@pytest.mark.slow
 def test_text_that_parquet_cannot_decode_is_one_bad_row(load, tmp_path):
     """The first row of a batch that is no UTF-8 does not take the others with it."""
     import pyarrow

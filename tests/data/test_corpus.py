@@ -91,6 +91,7 @@ def test_functions_of():
     assert turns[1]["content"] == f"```python\n{size.source}\n```"
 
 
+@pytest.mark.slow
 def test_library_once_and_in_an_order_of_names_only(library):
     functions = read_library(library)
     assert len({function.source for function in functions}) == len(functions)

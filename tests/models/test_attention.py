@@ -32,7 +32,7 @@ def states(case) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("kind", ["split", "flex"])
+@pytest.mark.parametrize("kind", ["split", pytest.param("flex", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("dropped", "documents"), [(False, False), (True, False), (False, True)])
 def test_equals_dense(kind, window, dropped, documents):
     case = make_case(dropped=dropped, documents=documents)

@@ -218,6 +218,7 @@ def test_experts_are_counted_where_the_method_stores_them_small(tmp_path):
     assert before - after == pytest.approx(experts * (2 - 4.25 / 8), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_dry_run_says_it(tmp_path, capsys):
     (tmp_path / "target").mkdir()
     quantised.plain(tmp_path / "target")

@@ -176,6 +176,7 @@ def test_another_number_of_drafters_trains_on_what_is_left(tmp_path, order):
     assert sorted(seen) == list(range(12, 18))
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_other_samples_and_another_drafter_are_refused(tmp_path):
     losses(small_trainer(tmp_path, "train.steps=2"))

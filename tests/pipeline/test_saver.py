@@ -58,6 +58,7 @@ def test_a_snapshot_that_synced_would_be_found(tmp_path):
     trainer.observer.close()
 
 
+@pytest.mark.slow
 def test_while_one_is_written_the_next_is_put_off_and_the_step_goes_on(tmp_path, monkeypatch):
     """The writer stands at its first checkpoint until the run has gone on for many steps."""
     released = threading.Event()
@@ -163,6 +164,7 @@ def test_a_checkpoint_comes_after_the_rows_of_its_steps(tmp_path, monkeypatch):
     assert written[-1] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_the_history_in_a_checkpoint_is_that_of_its_steps(tmp_path):
     trainer = settled_trainer(tmp_path, "train.checkpoint_every=2", "train.keep_checkpoints=9")
     losses(trainer)

@@ -228,6 +228,7 @@ def test_a_session_without_segments_is_5_and_never_recorded(
     assert bench("record", *sessions) == ExitCode.USAGE
 
 
+@pytest.mark.slow
 @fault
 def test_a_slower_machine_is_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(here)

@@ -308,6 +308,7 @@ def test_a_collector_that_is_gone_is_refused(bench: Bench) -> None:
     usage_error(bench.run(f"--benchmark-compare={saved}"), "test_tokens[gpu]")
 
 
+@pytest.mark.slow
 def test_a_new_collector_is_not_passed_in_silence(bench: Bench) -> None:
     saved = bench.saved("before.json", collectors=("profile",))
     result = bench.run(f"--benchmark-compare={saved}", "--benchmark-compare-fail=mean:5%")
@@ -315,6 +316,7 @@ def test_a_new_collector_is_not_passed_in_silence(bench: Bench) -> None:
     assert "holds nothing to compare this test with" in text(result)
 
 
+@pytest.mark.slow
 def test_other_machines_runs_are_refused_or_shown_unjudged(bench: Bench) -> None:
     saved = bench.saved("before.json", speed=2.0)
     bench.on(ELSEWHERE)
@@ -342,6 +344,7 @@ def test_a_file_of_another_config_or_tool_is_refused(bench: Bench) -> None:
         usage_error(bench.run(f"--benchmark-compare={other}"), message)
 
 
+@pytest.mark.slow
 def test_autosaved_runs_are_found_from_another_python(bench: Bench) -> None:
     assert bench.run("--benchmark-autosave").ret == 0
     (folder,) = (bench.path / ".benchmarks" / HERE.key).iterdir()
@@ -351,6 +354,7 @@ def test_autosaved_runs_are_found_from_another_python(bench: Bench) -> None:
     assert "test_tokens[off] (NOW)" in text(result)
 
 
+@pytest.mark.slow
 def test_a_saved_regression_does_not_become_the_baseline(bench: Bench) -> None:
     """With the plugin alone the second run compares with the first, and passes."""
     speed = Receipt.read(bench.path / "receipt.json").throughput
@@ -375,6 +379,7 @@ def test_group_by_collector_lays_off_beside_each(bench: Bench, group_by: str) ->
     assert bench.run("--benchmark-group-by=func").ret == 0
 
 
+@pytest.mark.slow
 def test_a_collector_over_budget_fails_its_own_test(bench: Bench) -> None:
     result = bench.run(receipt=bench.receipt("slow.json", costs={"profile": 0.02}))
     assert result.ret == FAILED
@@ -394,6 +399,7 @@ def test_not_resolved_is_an_expected_failure_and_strict_makes_it_one(bench: Benc
     assert bench.run("--bench-strict", receipt=noisy).ret == FAILED
 
 
+@pytest.mark.slow
 def test_an_invalid_run_fails_every_arm(bench: Bench) -> None:
     result = bench.run(receipt=bench.receipt("bad.json", faults=("trainer crashed after 3 segments",)))
     assert result.ret == FAILED

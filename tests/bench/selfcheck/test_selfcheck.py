@@ -450,6 +450,7 @@ def session(made: SpinPairs, monkeypatch: pytest.MonkeyPatch, session_s: float) 
     return list(taking.take_overhead(made, "spin", "", 0.5, 0, session_s))
 
 
+@pytest.mark.slow
 def test_one_session_gives_many_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ended by the rule that ends a run of its own, none with a pair of another."""
     # Whatever else runs on this machine takes nothing from the simulated clock.

@@ -112,8 +112,10 @@ def slow(*values):
         ),
         ((1, 1), packed_on_a_stream_that_does_not_wait, Race, rf"read: aten::cat by target/0 .* {TARGET}"),
         ((1, 1), rewritten_without_a_wait, Race, rf"by drafter/0 .* {RECEIVER} .*; then, write: .*"),
-        ((1, 1), ring_read_before_its_event, Race, r"in host memory: .*scalars\.py:\d+ .*scalars\.py:\d+"),
-        ((1, 1), batches_in_pageable_memory, SyncNotAllowed, rf"target/0 .* pageable copy at {TARGET}"),
+        slow(
+            (1, 1), ring_read_before_its_event, Race, r"in host memory: .*scalars\.py:\d+ .*scalars\.py:\d+"
+        ),
+        slow((1, 1), batches_in_pageable_memory, SyncNotAllowed, rf"target/0 .* pageable copy at {TARGET}"),
         slow(
             (1, 1),
             embedding_on_the_targets_device,

@@ -95,6 +95,7 @@ def test_a_crash_leaves_the_table_the_traceback_and_the_code(
     assert "in 5 of 5 steps, at most 2" in told.out
 
 
+@pytest.mark.slow
 def test_fail_means_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "syncs.toml"
     words = ["--", RECIPE, "accepted"]

@@ -138,6 +138,7 @@ def test_the_page_is_whole_and_needs_nothing_else(name: str) -> None:
     assert html.render(receipt) == html.render(receipt)
 
 
+@pytest.mark.slow
 def test_the_page_shows_every_segment_interval_and_count() -> None:
     receipt = SCENES["over"]()
     text = html.render(receipt)

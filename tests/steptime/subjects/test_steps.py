@@ -59,6 +59,7 @@ def requests(count: int = 4) -> Iterator[Request]:
             yield Request(on, 2, pair % 4, Layer.PATH, pair, half)
 
 
+@pytest.mark.slow
 def test_counts_are_exact_by_switch() -> None:
     arms = {OFF: (), "norms": ("norms",), "idle": ("idle",), "written": ("written",), ALL: ()}
     counts = count(trainer, arms, everything=True)

@@ -59,7 +59,9 @@ def find_bottleneck(values: Mapping[str, float], seconds: float) -> Bottleneck:
     """Judge one window of `seconds` by its `target/*`, `drafter/*` and `pipeline/*` values.
 
     A worker's idle share is what its busy time leaves, or its waits where the busy time is not known. A
-    target that waits for input while the prefetcher is empty puts the blame on the data side."""
+    target that waits for input while the prefetcher is empty puts the blame on the data side. Time that
+    training stood still for a look (`host/standing_s`) is no part of the window."""
+    seconds = max(0.0, seconds - values.get("host/standing_s", 0.0))
     targets, drafters = _idle_share(values, "target", seconds), _idle_share(values, "drafter", seconds)
     side = _side_of(values, seconds, targets, drafters)
     return Bottleneck(side, targets, drafters, *_slowest_stage(values, seconds, side))

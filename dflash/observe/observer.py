@@ -23,6 +23,7 @@ from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.registry import COLLECTORS, all_metrics, chosen_sinks, families
 from dflash.observe.roles import Role, RoleMap
 from dflash.observe.sinks.base import Sink, Surroundings
+from dflash.observe.standing import Standing
 from dflash.observe.syncs import Scopes
 from dflash.observe.timeline.log import Timeline
 from steptime.registry import unknown
@@ -148,6 +149,11 @@ class Observer:
         self._monitor.scopes = scopes
         for sink in self._sinks:
             sink.scopes = scopes
+
+    @property
+    def standing(self) -> Standing:
+        """Around a look for which training stands still; from drafter 0's thread."""
+        return self._sources.standing
 
     @property
     def sink_roles(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -123,11 +124,13 @@ class Saving:
         if heldout is not None:
             every = self._train.heldout_every
             due = taken or bool(every and steps_done % every == 0)
-            if due:
-                heldout.look(steps_done)
-            heldout.poll()
-            if self.tau is not None and (due or steps_done == self._train.steps):
-                self.tau.look(steps_done)
+            decodes = self.tau is not None and (due or steps_done == self._train.steps)
+            with self._observer.standing if due or decodes else contextlib.nullcontext():
+                if due:
+                    heldout.look(steps_done)
+                heldout.poll()
+                if self.tau is not None and decodes:
+                    self.tau.look(steps_done)
 
     def report_heldout(self) -> None:
         """Measurements that have arrived, in the main thread."""

@@ -105,3 +105,12 @@ def test_the_stage_that_sets_the_pace_is_named(side: str, stages: dict[str, floa
 
 def test_without_the_profile_no_stage_is_named() -> None:
     assert ";" not in find_bottleneck(staged("target"), 10.0).text
+
+
+def test_a_look_at_tau_makes_nobody_idle() -> None:
+    """A window of two seconds, one of which a look took."""
+    found = values([(0.97, 0.0, 1.03)], [(0.95, 0.05, 0.0)], 1.0)
+    assert find_bottleneck(found, 2.0).text.startswith("bottleneck: hand-over, targets idle 52%")
+    looked = found | {"host/standing_s": 1.0}
+    assert find_bottleneck(looked, 2.0).text == "no bottleneck, targets idle 3%, drafters idle 5%"
+    assert find_bottleneck(looked, 1.0).side == "unknown"

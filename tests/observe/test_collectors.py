@@ -17,6 +17,7 @@ from dflash.observe.collectors.profile import ProfileCollector
 from dflash.observe.collectors.workers import WorkersCollector
 from dflash.observe.recorder import WorkerRecorder
 from steptime.host_time import lock_unseen
+from tests.clock import Clock
 from tests.observe.parts import FakeDevice, FakePrefetcher, FakeQueue, recorder_on, sources
 
 SECOND = 1_000_000_000
@@ -139,6 +140,47 @@ def test_workers_tells_what_share_of_the_matmul_rate_was_asked_for() -> None:
     assert values["train/mfu"] == pytest.approx(0.5 / 3)
     target.flops += 2 * 10**9
     assert collector.sample(4 * SECOND)["train/mfu"] == pytest.approx(1 / 3)
+
+
+def test_a_look_for_which_training_stands_still_is_in_no_share(clock: Clock) -> None:
+    source = sources(("cuda:0",), ("cuda:1",), rates=(("cuda:0", 1e9), ("cuda:1", 1e9)))
+    source.recorders = [
+        WorkerRecorder("target", 0, Device("cpu")),
+        WorkerRecorder("drafter", 0, Device("cpu")),
+    ]
+    drafter = source.recorders[1]
+    collector, began_ns = WorkersCollector(source), clock.now_ns
+    collector.switch(True)
+    collector.begin(began_ns)
+    drafter.flops += 500_000_000
+    clock.advance(1.0)
+    with source.standing:
+        clock.advance(1.0)
+        values = collector.sample(clock.now_ns)
+        assert values["drafter/mfu"] == pytest.approx(0.5)  # while the look lasts
+        assert values["host/standing_s"] == pytest.approx(1.0)
+        clock.advance(2.0)
+        values = collector.sample(clock.now_ns)
+        assert "drafter/mfu" not in values  # nothing but the look
+        assert values["host/standing_s"] == pytest.approx(2.0)
+    clock.advance(1.0)
+    drafter.flops += 250_000_000
+    values = collector.sample(clock.now_ns)
+    assert values["drafter/mfu"] == pytest.approx(0.25)
+    assert "host/standing_s" not in values
+    clock.advance(1.0)
+    assert collector.sample(clock.now_ns)["drafter/mfu"] == 0.0
+
+
+def test_a_look_before_the_collector_was_on_is_none_of_its_time(clock: Clock) -> None:
+    source = sources(("cuda:0",), ("cuda:1",))
+    with source.standing:
+        clock.advance(5.0)
+    collector = WorkersCollector(source)
+    collector.switch(True)
+    collector.begin(clock.now_ns)
+    clock.advance(1.0)
+    assert "host/standing_s" not in collector.sample(clock.now_ns)
 
 
 def test_workers_without_a_rate_know_no_share() -> None:

@@ -230,6 +230,7 @@ def test_every_key_that_is_declared_for_the_cpu_is_reported(ticked: Ticked) -> N
         recorder.clock._ended_ns = 1
     lock = run.observer._sources.lock
     lock.wakes += 1
+    run.observer.standing._total_ns += 1
     counters = run.prefetcher.counters
     counters.length_bins[3] += 1
     counters.batches = counters.samples = counters.tokens = counters.padded_tokens = counters.loss_tokens = 1

@@ -19,6 +19,7 @@ from dflash.device import Device
 from dflash.models.target import load_target
 from dflash.observe.syncs.guard import GuardScopes
 from dflash.pipeline.build import prepare_inputs
+from dflash.pipeline.heldout import Heldout
 from dflash.pipeline.history import History
 from dflash.pipeline.scalars_log import StepScalars
 from dflash.pipeline.summary import text
@@ -86,6 +87,26 @@ def test_it_equals_the_evaluation_of_the_same_weights_and_changes_no_step(tmp_pa
     assert history.running_s == history.seconds - history.evaluating_seconds - history.stalled_seconds
     accounts = {account.name: account for account in trainer.observer.accounts()}
     assert accounts["tau"].seconds == pytest.approx(history.evaluating_seconds)
+
+
+def test_training_is_said_to_stand_still_for_all_of_it(tmp_path, data, monkeypatch):
+    """MFU and the bottleneck leave that time out."""
+    standing: list[bool] = []
+    for owner in (Tau, Heldout):
+        look = owner.look
+
+        def seen(self, steps_done, look=look):
+            standing.append(bool(trainer.observer.standing._since_ns))
+            look(self, steps_done)
+
+        monkeypatch.setattr(owner, "look", seen)
+    trainer = small_trainer(tmp_path, data, *LOOKS, "train.steps=4")
+    trainer.run()
+    total_ns = trainer.observer.standing.ns(0)
+    assert standing
+    assert all(standing)
+    assert total_ns >= trainer.saving.tau.seconds * 1e9 > 0
+    assert not trainer.observer.standing._since_ns
 
 
 @pytest.mark.slow

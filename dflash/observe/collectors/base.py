@@ -12,6 +12,7 @@ from dflash.config import ObserveConfig
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.roles import Role, RoleMap
+from dflash.observe.standing import Standing
 from steptime.host_time import LockProbe
 
 logger = logging.getLogger("dflash.observe")
@@ -30,6 +31,7 @@ class Sources:
 
     Attributes:
         report: says in one line that something went away.
+        standing: for how long training has stood still on purpose.
         lock: with which the monitor waits, and so looks at the interpreter lock.
     """
 
@@ -39,6 +41,7 @@ class Sources:
     queue: Any = None
     prefetcher: Any = None
     report: Callable[[str], None] = logger.warning
+    standing: Standing = field(default_factory=Standing)
     lock: LockProbe = field(default_factory=lambda: LockProbe(LOOK_S, LOOKS))
 
     def workers(self, role: Role) -> list[WorkerRecorder]:

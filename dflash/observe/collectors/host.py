@@ -20,7 +20,16 @@ WORKER_HOST = Metric(
     "to enqueue, without backward's, which autograd enqueues from a thread of its own (see `host/process_s`)",
     _CLOCKS,
 )
+STANDING = "host/standing_s"
 METRICS = (
+    Metric(
+        STANDING,
+        "s",
+        "delta",
+        "time that training stood still for looks at the held-out loss and at tau; `mfu` and the bottleneck "
+        "leave it out; absent where it did not",
+        "drafter 0's thread; on a GPU the held-out loss counts with its host time alone",
+    ),
     Metric(
         "host/process_s",
         "s",

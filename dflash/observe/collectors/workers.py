@@ -10,7 +10,7 @@ from dflash.device import Device
 from dflash.observe.accounting import cost_ns
 from dflash.observe.collectors.base import Collector, Sources
 from dflash.observe.collectors.host import METRICS as HOST_METRICS
-from dflash.observe.collectors.host import WORKER_HOST, HostTime
+from dflash.observe.collectors.host import STANDING, WORKER_HOST, HostTime
 from dflash.observe.metric import Metric
 from dflash.observe.recorder import WorkerRecorder
 from dflash.observe.roles import Role
@@ -133,6 +133,7 @@ class WorkersCollector(Collector):
         super().__init__(sources)
         self._before: dict[str, tuple[int, _Counts]] = {}
         self._flops_before: dict[Role, tuple[int, int]] = {}
+        self._standing_before = -1
         self._host = HostTime(sources)
 
     def throw(self, on: bool) -> None:
@@ -144,6 +145,7 @@ class WorkersCollector(Collector):
         self._before.clear()
         self._host.reset()
         self._flops_before.clear()
+        self._standing_before = -1
 
     def sample(self, now_ns: int) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -156,21 +158,27 @@ class WorkersCollector(Collector):
                     tokens.append(one[key])
             if len(tokens) > 1 and sum(tokens) > 0:
                 values[f"{role}/skew"] = max(tokens) * len(tokens) / sum(tokens)
-        values.update(self._mfu(now_ns))
+        standing_ns = self.sources.standing.ns(now_ns)
+        values.update(self._mfu(now_ns - standing_ns))
+        stood_ns = standing_ns - self._standing_before
+        if self._standing_before >= 0 and stood_ns > 0:
+            values[STANDING] = stood_ns / 1e9
+        self._standing_before = max(standing_ns, self._standing_before)
         values.update(self._host.sample())
         self.cpu_ns += self._host.take_cpu_ns()
         return values
 
     def _mfu(self, now_ns: int) -> dict[str, float]:
-        """Shares of the matmul rate since the last sample."""
+        """Shares of the matmul rate since the last sample. `now_ns`: of training, without what it stood
+        still."""
         values: dict[str, float] = {}
         roles, asked = self.sources.roles, 0.0
         for role in ROLES:
             flops = sum(self._before[one.label][1].flops for one in self.sources.workers(role))
-            before_ns, before = self._flops_before.get(role, (now_ns, flops))
-            self._flops_before[role] = now_ns, flops
+            before_ns, before = self._flops_before.setdefault(role, (now_ns, flops))
             if now_ns <= before_ns:
-                continue
+                continue  # all of it was a look; the next sample has this one's work
+            self._flops_before[role] = now_ns, flops
             per_second = (flops - before) * 1e9 / (now_ns - before_ns)
             asked += per_second
             if rate := roles.rate(role):

@@ -282,6 +282,7 @@ def logs_of(subject: PairTrainer) -> set[Any]:
     return {one.log for one in (*recorders, *timers, *pools)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "devices",
     [
@@ -337,6 +338,7 @@ def test_two_rounds_are_recorded_and_no_segment_is(tmp_path: Path, devices: tupl
             assert stages <= names & set(result.rounds.colours)
 
 
+@pytest.mark.slow
 def test_without_a_round_there_is_no_picture(tmp_path: Path) -> None:
     _, result = run(PairTrainer(small_config(tmp_path)), [Request(NONE, 1, 1)])
     assert result.rounds is None
@@ -530,6 +532,7 @@ def test_injected_costs_are_paid_by_the_real_workers(tmp_path: Path) -> None:
     assert target[2]["target/0"] > 0
 
 
+@pytest.mark.slow
 def test_the_control_is_paid_by_every_worker_in_its_segments_alone_and_in_no_account(tmp_path: Path) -> None:
     subject = PairTrainer(small_config(tmp_path, "observe.tick_s=0.02", "observe.flush_s=0.1"))
     on = frozenset({CONTROL, "batch"})

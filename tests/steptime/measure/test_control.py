@@ -58,6 +58,7 @@ def test_it_touches_nothing_but_path_pairs_for_each() -> None:
     assert run.losses_equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "how"),
     [
@@ -100,6 +101,7 @@ def test_a_control_whose_switch_is_dead_is_found() -> None:
     assert "the control lost 0.00% where 2% was asked of it" in judgement.reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_full_run_has_one_and_a_quick_run_has_none(
     quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ STEP = Span("step", 0, 4_000_000, 7)
 WORK = Span("work <a>", 1_000_000, 3_000_000, 12)
 
 
+@pytest.mark.slow
 def test_the_page_shows_one_round_of_off_and_one_of_all_to_one_scale() -> None:
     off = Picture(0, 4_000_000, (Track("worker/0", (STEP, WORK)),), {}, (), (STEP,))
     slow = Picture(

@@ -90,6 +90,7 @@ def test_a_count_that_rose_is_told_before_the_control() -> None:
     assert judgement.verdict is Verdict.OVER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(NOISES))
 def test_a_control_that_works_is_refused_no_more_often_than_stated(kind: str) -> None:
     runs, refused, missed = 150, 0, 0

@@ -179,8 +179,14 @@ def known(lines: Sequence[Line], shape: Shape, origin: Origin, pairs: int) -> Li
 
 
 def latest(lines: Sequence[Line]) -> list[Line]:
-    """Of each shape and origin the last line, in the order in which the shapes came first."""
-    return list({(line.shape, line.origin): line for line in lines}.values())
+    """Of each shape and origin the last line, by precision, vocabulary, context and anchors."""
+    last = {(line.shape, line.origin): line for line in lines}.values()
+
+    def size(line: Line) -> tuple[bool, int, int, int]:
+        shape = line.shape
+        return shape.dtype != "fp32", shape.vocab, shape.context, shape.anchors
+
+    return sorted(last, key=size)
 
 
 def table(lines: Sequence[Line]) -> str:

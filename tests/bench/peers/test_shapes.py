@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,3 +161,11 @@ def test_the_state_tells_what_others_did():
     before = MachineState(0.0, 1.5, 2, 2, 0.0, 0.0, 0.0)
     after = MachineState(10.0, 1.0, 2, 2, 8.0, 13.0, 1.0, cpu_mhz=2400.0)
     assert shapes.state_between(before, after) == shape_rows.State(1.5, 0.25, 0.05, 2400.0)
+
+
+def test_the_page_has_the_table_of_its_rows():
+    docs = Path(__file__).parents[3] / "docs"
+    lines = shape_rows.latest(shape_rows.read_lines(docs / "peers-shapes.jsonl"))
+    page = (docs / "peers.md").read_text(encoding="utf-8")
+    assert shape_rows.table(lines) in page
+    assert all(json.loads(text)["state"] for text in (docs / "peers-shapes.jsonl").open(encoding="utf-8"))

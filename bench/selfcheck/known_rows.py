@@ -140,9 +140,10 @@ def table(rows: Sequence[KnownRow]) -> str:
     """Every known cost beside its truth, one line for each run; what costs nothing is counted below them, and
     each one that missed is shown. "off by" is in halves of the interval."""
     shown = [row for row in rows if row.found.layer is not None or not row.found.right]
-    free = [row for row in rows if row.found.layer is None]
+    measured = [row for row in rows if row.found.estimate is not None]
+    free = [row for row in measured if row.found.layer is None]
     inside = sum(_holds(row.found) for row in free)
-    known = [row for row in rows if row.found.layer is not None]
+    known = [row for row in measured if row.found.layer is not None]
     lines = [
         tabulate([_cells(row) for row in shown], HEADERS, tablefmt="github", disable_numparse=True),
         "",

@@ -69,6 +69,20 @@ class FlatParameters:
             end += shape.numel()
         return flat[start:end].view(-1, *first[1:])
 
+    def span(self, prefix: str) -> tuple[int, int]:
+        """First element and end of the parameters whose names begin so; they lie side by side.
+
+        Raises:
+            ValueError: others lie between them, or there are none.
+        """
+        names = list(self.places)
+        inside = [at for at, name in enumerate(names) if name.startswith(prefix)]
+        if not inside or inside != list(range(inside[0], inside[-1] + 1)):
+            raise ValueError(f"{prefix}*: do not lie side by side in the flat buffer")
+        after = names[inside[-1] + 1 : inside[-1] + 2]
+        end = self.places[after[0]][0] if after else self.grad.numel()
+        return self.places[names[inside[0]]][0], end
+
     def named(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter's name with its part of a flat buffer."""
         for name in self.places:

@@ -8,7 +8,7 @@ a known shape. Attention is `SplitKernel`, or any other kind through an island o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
 
 class Stack:
-    """The written-out pass of one drafter over its flat buffers. One forward, then its backward, in turns."""
+    """The written-out pass of one drafter over its flat buffers. One forward, then its backward, in turns.
+
+    Attributes:
+        after_layer: called in the backward with the number of each layer whose weights' gradients are
+            complete, the last layer first; None: nobody wants to know.
+    """
+
+    after_layer: Callable[[int], None] | None = None
 
     def __init__(self, drafter: Drafter, flat: FlatParameters) -> None:
         self.shape = drafter.shape
@@ -242,6 +249,8 @@ class _Pass:
         for index in reversed(range(len(stack.layers))):
             self._feed_backward(index, stack.layers[index], dx)
             self._attend_backward(index, stack.layers[index], dx, dfeature)
+            if stack.after_layer is not None:
+                stack.after_layer(index)
         dfused = take("dfused", dfeature.shape, self.dtype).zero_()
         self._norm_backward(self.feature, dfeature, stack.hidden_norm, dfused)
         stack.fc.add_grad(dfused, self.features)

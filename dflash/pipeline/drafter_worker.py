@@ -15,6 +15,7 @@ import torch
 from dflash.config import TrainConfig
 from dflash.device import Device
 from dflash.models.objectives.base import gather_teacher
+from dflash.models.stack import Stack
 from dflash.observe.syncs import mark_step
 from dflash.observe.timeline.log import DRAW, QUEUE, STEP
 from dflash.pipeline.exchange import ExchangeClosed, GradientExchange, Share
@@ -150,6 +151,14 @@ class DrafterWorker:
         self._forward = recorder.timer("drafter.forward", gpu=True)
         self._backward = recorder.timer("drafter.backward", gpu=True)
         self._optimize = recorder.timer("drafter.optimizer_step", gpu=True)
+        # A sum of micro-batches in a buffer of its own is complete only behind the last backward.
+        stack, self._announced_ns = replica.drafter.stack, 0
+        self._stack = stack if isinstance(stack, Stack) and replica.flat.wide_sum is None else None
+        self._overlaps = exchange.overlaps and self._stack is not None
+        self._layers: list[tuple[int, int]] = []
+        if self._overlaps:
+            flat, layers = replica.flat, replica.drafter.shape.layers
+            self._layers = [flat.span(f"layers.{layer}.") for layer in range(layers)]
 
     def run(self) -> None:
         """Until the configured number of steps, or the run stops."""
@@ -190,25 +199,24 @@ class DrafterWorker:
             item = self._draw()
             if item is None:
                 return False
-            began_ns = time.perf_counter_ns() if recorder.count else 0
-            micro = self._micro_step(item)
-            replica.flat.end_micro_batch(last=index + 1 == self._config.accumulation)
-            stats = micro if stats is None else stats + micro
-            batch = item.batch
+            batch, last = item.batch, index + 1 == self._config.accumulation
             weight += batch.weight_sum
             tokens += batch.tokens
             plan_indices.append(batch.spec.index)
+            began_ns = time.perf_counter_ns() if recorder.count else 0
+            micro = self._micro_step(item, self._share(weight, tokens) if last and self._overlaps else None)
+            replica.flat.end_micro_batch(last=last)
+            stats = micro if stats is None else stats + micro
             if began_ns:
                 recorder.batches += 1
                 recorder.samples += len(batch.lengths)
                 recorder.tokens += batch.tokens
                 recorder.flops += batch.flops[1]
-                recorder.busy_ns += time.perf_counter_ns() - began_ns
+                recorder.busy_ns += time.perf_counter_ns() - began_ns - self._announced_ns
         assert stats is not None
         began_ns = time.perf_counter_ns() if recorder.count else 0
         recorder.wait_out_since_ns = began_ns
-        save = self._wants_save is not None and self._wants_save(self.step_index + 1)
-        total = self._exchange.sum(self.index, Share(weight, tokens, self._stop.is_set(), save))
+        total = self._exchange.sum(self.index, self._share(weight, tokens))
         exchanged_ns = time.perf_counter_ns() if began_ns else 0
         recorder.wait_out_since_ns = 0
         recorder.wait_out_ns += exchanged_ns - began_ns
@@ -219,6 +227,28 @@ class DrafterWorker:
             log.add("drafter.exchange", began_ns, exchanged_ns)
             log.add(STEP, stepped_ns, time.perf_counter_ns(), self.step_index)
         return self._boundary(total)
+
+    def _share(self, weight: float, tokens: int) -> Share:
+        save = self._wants_save is not None and self._wants_save(self.step_index + 1)
+        return Share(weight, tokens, self._stop.is_set(), save)
+
+    def _announce(self, share: Share) -> None:
+        """The ranks agree on the step between its last forward and backward; from here on the sum of each
+        layer's gradients begins as soon as they are complete."""
+        recorder = self._recorder
+        began_ns = recorder.wait_out_since_ns = time.perf_counter_ns() if recorder.count else 0
+        self._exchange.announce(share)
+        recorder.wait_out_since_ns = 0
+        self._announced_ns = time.perf_counter_ns() - began_ns if began_ns else 0
+        recorder.wait_out_ns += self._announced_ns
+        assert self._stack is not None
+        self._stack.after_layer = self._layer_done
+
+    def _layer_done(self, layer: int) -> None:
+        self._exchange.part(*self._layers[layer])
+        if layer == 0:  # the backward's last
+            assert self._stack is not None
+            self._stack.after_layer = None
 
     def _boundary(self, total: Share) -> bool:
         step = self.step_index
@@ -271,7 +301,7 @@ class DrafterWorker:
             self._consumed.append((self.step_index, item.batch.spec.index))
         return item
 
-    def _micro_step(self, item: HiddenBatch) -> torch.Tensor:
+    def _micro_step(self, item: HiddenBatch, announced: Share | None = None) -> torch.Tensor:
         forward, backward = self._forward, self._backward
         features, last_hidden = self._receiver.receive(item)
         if forward.on:
@@ -279,6 +309,8 @@ class DrafterWorker:
         loss, stats = self.replica.forward_loss(item.batch, features, last_hidden)
         if forward.on:
             forward.stop()
+        if announced is not None:
+            self._announce(announced)
         if backward.on:
             backward.start()
         loss.backward()

@@ -37,6 +37,7 @@ class GradientExchange:
     def __init__(self, drafters: int, across: Across | None = None) -> None:
         self.drafters, self._across = drafters, across
         self._total = Share(0.0, 0, False)
+        self._parts: list[tuple[int, int]] | None = None
         self._barrier = threading.Barrier(drafters)
         self._flat: list[torch.Tensor | None] = [None] * drafters
         self._shares = [Share(0.0, 0, False)] * drafters
@@ -60,7 +61,12 @@ class GradientExchange:
             ExchangeClosed: the run has failed.
         """
         if self.drafters == 1:
-            return share if self._across is None else self._with_others(self._across, share)
+            if self._across is None:
+                return share
+            try:
+                return self._with_others(self._across, share)
+            except RanksClosed:
+                raise ExchangeClosed from None
         own = self._flat[drafter]
         scratch = self._scratch[drafter]
         assert own is not None
@@ -90,6 +96,39 @@ class GradientExchange:
             own[low:high].copy_(part, non_blocking=True)
         return together
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether parts of the gradient may be summed while the backward goes on: there are other ranks, and
+        one drafter in each."""
+        return self._across is not None and self.drafters == 1
+
+    def announce(self, share: Share) -> None:
+        """Agree on the step before its last backward, so that `part` may follow; `sum` then ends what they
+        began. Where it `overlaps`.
+
+        Raises:
+            ExchangeClosed: the run has failed.
+        """
+        assert self._across is not None
+        self._agreed(self._across, 0, (share,))
+        self._parts = []
+
+    def part(self, low: int, high: int) -> None:
+        """These elements of the gradient are complete. Called in the backward; waits for nobody.
+
+        Raises:
+            as `announce`.
+        """
+        across, own, parts = self._across, self._flat[0], self._parts
+        assert across is not None
+        assert own is not None
+        assert parts is not None
+        try:
+            across.begin(0, own[low:high])
+        except RanksClosed:
+            raise ExchangeClosed from None
+        parts.append((low, high))
+
     def close(self) -> None:
         """Free every thread that waits."""
         self._barrier.abort()
@@ -100,9 +139,15 @@ class GradientExchange:
         """One drafter in each rank."""
         own = self._flat[0]
         assert own is not None
-        together = self._agreed(across, 0, (share,))
-        self._added(across, 0, own)
-        return together
+        if self._parts is None:
+            self.announce(share)
+        parts, self._parts = sorted(self._parts or ()), None
+        gaps = zip([0, *(high for _, high in parts)], [*(low for low, _ in parts), own.numel()], strict=True)
+        for low, high in gaps:
+            if low < high:
+                across.begin(0, own[low:high])
+        across.finish()
+        return self._total
 
     def _agreed(self, across: Across, drafter: int, shares: Sequence[Share] = ()) -> Share:
         """Every rank is in this step: the shares of all drafters of all ranks."""

@@ -75,6 +75,7 @@ class Across:
         self._all = torch.zeros(ranks, 4, dtype=torch.float64)
         self._numbers = self._all.numpy()  # the same memory
         self._closed = False
+        self._begun: list[Any] = []
 
     def agree(self, share: Share) -> Share:
         """Every rank's share added up, the same numbers on each; waits until all have called.
@@ -104,6 +105,23 @@ class Across:
         else:
             group.allreduce([gradient]).wait()
 
+    def begin(self, drafter: int, gradient: torch.Tensor) -> None:
+        """As `add`, but it only starts: `gradient` must stay as it is until `finish`. Waits for nobody, so
+        that what computes other gradients goes on; every rank begins the same parts in the same order."""
+        try:
+            self._begun.append(self._gradients[drafter].allreduce([gradient]))
+        except RuntimeError as error:
+            raise self._fault(error) from error
+
+    def finish(self) -> None:
+        """The end of all that `begin` started; raises as `agree`."""
+        begun, self._begun = self._begun, []
+        for work in begun:
+            if self._polls:
+                self._finish(lambda one=work: one)  # type: ignore[misc]
+            else:
+                work.wait()
+
     def broadcast(self, drafter: int, tensor: torch.Tensor) -> None:
         """Rank 0's values, in place; before the first step."""
         group = self._gradients[drafter]
@@ -128,9 +146,10 @@ class Across:
         except RanksClosed:
             raise
         except RuntimeError as error:
-            if self._closed:
-                raise RanksClosed from None
-            raise self._blame(_in_short(str(error))) from error
+            raise self._fault(error) from error
+
+    def _fault(self, error: RuntimeError) -> BaseException:
+        return RanksClosed() if self._closed else self._blame(_in_short(str(error)))
 
 
 def _in_short(text: str) -> str:

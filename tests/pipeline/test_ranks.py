@@ -13,10 +13,12 @@ from dflash.observe.syncs.guard import GuardScopes
 from dflash.pipeline import checkpoint
 from dflash.pipeline.build import prepare_inputs
 from dflash.pipeline.dry_run import print_plan
+from dflash.pipeline.exchange import GradientExchange
 from dflash.pipeline.progress import Progress
 from dflash.pipeline.rank_begin import check_samples, check_settings
 from dflash.pipeline.resume import resumption
 from dflash.pipeline.supervisor import WorkerFailed
+from dflash.ranks.across import Across
 from dflash.ranks.watch import RankFailed
 from steptime.errors import UserError
 from tests.clock import Clock
@@ -27,6 +29,7 @@ from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.timeout(3 * HANG_S)
 MIXED = "queue.ordered=false"
+BFLOAT16_SUMS = ("drafter.dtype=bfloat16", "train.accumulation=2")
 TWO_DRAFTERS = 'drafter.devices=["cpu:0", "cpu:1"]'
 
 
@@ -72,13 +75,35 @@ def test_no_worker_of_a_rank_waits_for_its_device(tmp_path, settings):
     assert {reason for _, reason in scopes.ledger.declared} <= {"end of the run: the last scalars"}
 
 
+@pytest.mark.parametrize("settings", [(), ("train.accumulation=3",), (TWO_DRAFTERS,), BFLOAT16_SUMS])
+def test_layers_are_summed_while_the_backward_goes_on_and_give_the_same_bits(tmp_path, settings, monkeypatch):
+    """Two parts for two layers, then what lies around them. With two drafters in a rank, or sums of
+    micro-batches in a buffer of their own, all at the end."""
+    began = []
+    begin = Across.begin
+
+    def seen(self, drafter, gradient):
+        began.append(gradient.numel())
+        begin(self, drafter, gradient)
+
+    monkeypatch.setattr(Across, "begin", seen)
+    drafters = 2 if TWO_DRAFTERS in settings else 1
+    made, results = ranked(tmp_path, 2, *settings, name="overlapped", drafters=drafters)
+    steps = len(results[0].scalars)
+    each = {(): 4, ("train.accumulation=3",): 4, (TWO_DRAFTERS,): 0, BFLOAT16_SUMS: 1}[settings]
+    assert len(began) == 2 * steps * each
+    monkeypatch.setattr(GradientExchange, "overlaps", False)
+    plain, _ = ranked(tmp_path, 2, *settings, name="plain", drafters=drafters)
+    for one, other in zip(made, plain, strict=True):
+        assert torch.equal(weights(one), weights(other))
+
+
 @pytest.mark.fault
 def test_a_rank_that_keeps_its_gradient_to_itself_would_be_found(tmp_path):
     with worlds(2) as all_of_them:
         made = trainers(tmp_path, all_of_them)
-        all_of_them[1].across.add = lambda drafter, gradient: (
-            all_of_them[1].across._gradients[drafter].allreduce([gradient.clone()]).wait()
-        )
+        begin = all_of_them[1].across.begin
+        all_of_them[1].across.begin = lambda drafter, gradient: begin(drafter, gradient.clone())
         run(made)
     assert not torch.equal(weights(made[0]), weights(made[1]))
 

@@ -16,6 +16,7 @@ import pytest
 
 from dflash.models import stack
 from dflash.observe.bottleneck import find_bottleneck
+from dflash.observe.collectors.host import STANDING
 from dflash.observe.registry import COLLECTORS
 from dflash.pipeline.trainer import Trainer
 from tests.clock import Clock
@@ -146,7 +147,8 @@ def test_the_real_trainer_fills_every_key_that_needs_no_gpu(tmp_path: Path, cloc
     written = {key for row in rows_of(trainer) if row["kind"] == "metrics" for key in row["values"]}
     metrics = [metric for collector in COLLECTORS for metric in collector.metrics]
     empty = [metric.key for metric in metrics if not any(metric.pattern.fullmatch(key) for key in written)]
-    assert [key for key in empty if not key.startswith(("gpu/", "cuda/"))] == []
+    # This run never stands still for a look at tau; `test_collectors.py` has one that does.
+    assert [key for key in empty if not key.startswith(("gpu/", "cuda/")) and key != STANDING] == []
 
 
 @pytest.mark.slow

@@ -152,9 +152,9 @@ class DrafterWorker:
         self._backward = recorder.timer("drafter.backward", gpu=True)
         self._optimize = recorder.timer("drafter.optimizer_step", gpu=True)
         # A sum of micro-batches in a buffer of its own is complete only behind the last backward.
-        stack, self._announced_ns = replica.drafter.stack, 0
+        stack, self._announced_ns = replica.drafter.stack if exchange.overlaps else None, 0
         self._stack = stack if isinstance(stack, Stack) and replica.flat.wide_sum is None else None
-        self._overlaps = exchange.overlaps and self._stack is not None
+        self._overlaps = self._stack is not None
         self._layers: list[tuple[int, int]] = []
         if self._overlaps:
             flat, layers = replica.flat, replica.drafter.shape.layers

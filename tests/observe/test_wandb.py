@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dflash.config import ObserveConfig
-from dflash.observe.sinks.wandb import ID_FILE, Leg, next_leg
+from dflash.observe.roles import RoleMap
+from dflash.observe.sinks.base import Row, Surroundings
+from dflash.observe.sinks.wandb import ID_FILE, Leg, WandbSink, next_leg
 from tests.observe.wandb_kit import run
 from tests.observe.wandb_kit.reader import HEADER, OfflineRun, read_file, read_run
 from tests.observe.wandb_kit.server import FakeWandb, SilentServer, refusing_url
@@ -308,6 +311,40 @@ def test_wandbs_own_process_dies(launch: Launch, tmp_path: Path) -> None:
     assert windows == ours[-len(windows) :]
     assert_training_never_touches_it(outcome)
     assert_all_steps_in_jsonl(tmp_path, outcome)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row("run", 0.0, 0, {"targets": ["cpu"]}),
+        Row("metrics", 1.0, 5, {"workers/a": 1.0}),
+        Row("event", 1.0, 5, {"text": "something"}),
+        Row("summary", 1.0, 5, {"ticks": 3}),
+    ],
+    ids=lambda row: row.kind,
+)
+def test_whatever_row_finds_wandbs_process_gone_a_new_run_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row
+) -> None:
+    def gone(*arguments: object, **named: object) -> None:
+        raise ConnectionResetError("Connection lost")
+
+    def kept(*arguments: object, **named: object) -> None:
+        taken.append(arguments)
+
+    def a_run(call: object) -> SimpleNamespace:
+        part = SimpleNamespace(update=call)
+        return SimpleNamespace(log=call, config=part, summary=part)
+
+    taken: list[object] = []
+    config = ObserveConfig(wandb="offline")
+    sink = WandbSink(Surroundings(config, tmp_path, RoleMap(("cpu",), ("cpu",))))
+    sink._run = a_run(gone)
+    monkeypatch.setattr(sink, "_wandb", SimpleNamespace(teardown=lambda: None))
+    monkeypatch.setattr(sink, "_init", lambda mode: a_run(kept))
+    sink.write([row])
+    assert len(taken) == 1
 
 
 def children(parent: int, name: str) -> list[int]:

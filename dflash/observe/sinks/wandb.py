@@ -17,8 +17,9 @@ import os
 import re
 import secrets
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -113,16 +114,13 @@ class WandbSink(Sink):
                     self._log_train()
             elif row.kind == "event":
                 self._events.append(f"step {row.step}: {row.values.get('text', '')}")
-                self._run.summary.update({"run/events": "\n".join(self._events)})
+                self._summarise({"run/events": "\n".join(self._events)})
             elif row.kind == "run":
-                self._run.config.update(
-                    {"roles": row.values, **self._settings_of_run()}, allow_val_change=True
-                )
+                settings = {"roles": row.values, **self._settings_of_run()}
+                self._ask(partial(_set_config, settings))
             elif row.kind == "summary":
                 self._log_train()
-                self._run.summary.update(
-                    {f"run/{key}": value for key, value in row.values.items() if _plain(value)}
-                )
+                self._summarise({f"run/{key}": value for key, value in row.values.items() if _plain(value)})
 
     def close(self) -> None:
         self._log_train()
@@ -199,8 +197,15 @@ class WandbSink(Sink):
     def _log(self, values: Mapping[str, Any]) -> None:
         """Only host numbers: W&B would materialise a tensor, which waits for the GPU."""
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        self._ask(lambda run: run.log(numbers))
+
+    def _summarise(self, values: Mapping[str, Any]) -> None:
+        self._ask(lambda run: run.summary.update(values))
+
+    def _ask(self, call: Callable[[Any], object]) -> None:
+        """Every call goes to W&B's own process, and raises when that is gone."""
         try:
-            self._run.log(numbers)
+            call(self._run)
         except Exception as error:
             logger.warning(
                 "wandb: its process is gone (%s); a new offline run takes over", _first_line(error)
@@ -208,7 +213,7 @@ class WandbSink(Sink):
             with contextlib.suppress(Exception):
                 self._wandb.teardown()
             self._run = self._init("offline")
-            self._run.log(numbers)
+            call(self._run)
 
     def _without_excluded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The same keys come every time: each is matched once."""
@@ -255,6 +260,10 @@ def _import_wandb() -> Any:
     with contextlib.suppress(Exception):  # `open` meets the same fault again, and says so
         wandb.setup()
     return wandb
+
+
+def _set_config(settings: Mapping[str, Any], run: Any) -> None:
+    run.config.update(settings, allow_val_change=True)
 
 
 def _plain(value: Any) -> bool:
